@@ -1,0 +1,385 @@
+"""The whole configuration, one tree of frozen models; loads no torch.
+
+A TOML file gives the tree, `--set a.b=c` overrides single leaves, and `load` refuses what cannot work before anything
+starts: unknown keys with the nearest name, impossible sizes with the true reason. The text under a field is its
+documentation.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from stream_grpo.errors import ConfigError
+
+
+class Section(BaseModel):
+    """A frozen part of the tree."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Run(Section):
+    """What is run and where it is kept."""
+
+    name: str = "run"
+    """Folder under `root`; a run of that name that exists is refused unless resumed."""
+    root: Path = Path("runs")
+    """Folder of all runs, relative to the working directory."""
+    seed: int = Field(0, ge=0)
+    """Every seed of the run is derived from this one."""
+    num_steps: int = Field(100, ge=0)
+    """Learner steps in all, those before a resume included."""
+
+
+class Model(Section):
+    """The model to train."""
+
+    path: Path
+    """A Hugging Face folder: config, tokenizer, safetensors."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights in sampler and learner."""
+    prompt_format: Literal["text", "chat"] = "text"
+    """`text`: the prompt is tokenised as it is; `chat`: through the tokenizer's chat template."""
+    max_length_tokens: int = Field(256, ge=2)
+    """Prompt and response together; longer prompts are refused on load."""
+
+
+class Pool(Section):
+    """The problems to train on and those held out."""
+
+    files: tuple[Path, ...] = ()
+    """JSONL, JSON or Parquet files that are imported into the run's pool when it is new."""
+    verifier: str | None = None
+    """Verifier for rows that name none."""
+    max_refused_share: float = Field(0.05, ge=0, le=1)
+    """Above this share of refused rows the import fails."""
+
+
+class Curator(Section):
+    """Which problem is sampled next."""
+
+    rate_step: float = Field(0.3, gt=0, le=1)
+    """Step size a of the sliding success rate p <- (1 - a) p + a mean(rewards)."""
+    exploration: float = Field(0.1, ge=0, le=1)
+    """Share of picks drawn uniformly over the pool, whatever the rate says."""
+    unseen_rate: float = Field(0.5, ge=0, le=1)
+    """Success rate assumed of a problem never sampled."""
+    flush_outcomes: int = Field(512, ge=1)
+    """Outcomes kept in memory before they are written to the table; the buffer's journal holds them meanwhile."""
+
+
+class Sampler(Section):
+    """vLLM and what it is asked for."""
+
+    num_samplers: int = Field(1, ge=1)
+    """Sampler processes."""
+    group_size: int = Field(8)
+    """Rollouts per problem."""
+    max_new_tokens: int = Field(64, ge=1)
+    """Response limit; a rollout that reaches it ends as `length`."""
+    temperature: float = Field(1.0, gt=0)
+    """The learner divides its logits by the same number."""
+    top_p: float = 1.0
+    """Full support only: the learner's distribution has no such filter."""
+    top_k: int = -1
+    """Full support only."""
+    min_p: float = 0.0
+    """Full support only."""
+    max_num_seqs: int = Field(256, ge=1)
+    """Sequences that run at once in one sampler."""
+    kv_cache_bytes: int = Field(256 << 20, ge=1 << 20)
+    """KV cache of one sampler on CPU."""
+    gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
+    """Share of a GPU's memory for one sampler."""
+    num_threads: int = Field(1, ge=1)
+    """Compute threads of one sampler on CPU. Two on busy cores are several times slower than one."""
+    num_gpus: float = Field(0, ge=0)
+    """GPUs of one sampler, as Ray counts them."""
+    kv_after_update: Literal["keep", "recompute"] = "keep"
+    """What happens to the KV cache of running sequences when weights change."""
+    max_restarts: int = Field(10, ge=0)
+    """How often a dead sampler is started again before the run ends."""
+
+
+class Stream(Section):
+    """How old data may be and how much of it flows."""
+
+    groups_per_step: int = Field(32, ge=1)
+    """Groups that one learner step consumes."""
+    max_policy_age: int = Field(4, ge=0)
+    """No token older than this is ever trained on. 0 is the synchronous loop."""
+    publish_interval: int = Field(1, ge=1)
+    """Learner steps between two publishes; at most max_policy_age + 1."""
+    sample_deadline_s: float = Field(120.0, gt=0)
+    """A group not inserted this long after its ticket ends as stale."""
+    stall_timeout_s: float = Field(300.0, gt=0)
+    """A wait longer than this ends the run with the name of who was waited for."""
+    max_groups_without_signal: int = Field(2000, ge=1)
+    """So many groups in a row without spread end the run with their counts."""
+
+
+class Buffer(Section):
+    """The journal and its bounds."""
+
+    group_commit_s: float = Field(0.02, ge=0, le=1)
+    """Longest wait for further groups before an fsync."""
+    segment_bytes: int = Field(64 << 20, ge=1 << 16)
+    """A journal segment is closed above this size."""
+    max_message_bytes: int = Field(256 << 20, ge=1 << 16)
+    """A larger message is refused on receipt."""
+    min_free_bytes: int = Field(256 << 20, ge=0)
+    """Inserts are refused while the disk has less room than this."""
+
+
+class Learner(Section):
+    """DeepSpeed and the optimizer."""
+
+    learning_rate: float = Field(3e-4, ge=0)
+    """Of AdamW, after warmup."""
+    warmup_steps: int = Field(0, ge=0)
+    """Learner steps of linear warmup."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Of AdamW."""
+    adam_betas: tuple[float, float] = (0.9, 0.99)
+    """Of AdamW."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are clipped to this norm."""
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    """DeepSpeed ZeRO stage."""
+    num_ranks: Literal[1] = 1
+    """Learner processes."""
+    microbatch_tokens: int = Field(16384, ge=1)
+    """Padded tokens of one forward and backward at most (one rollout always fits)."""
+    num_epochs: int = Field(1, ge=1)
+    """Passes over a train batch."""
+    num_minibatches: int = Field(1, ge=1)
+    """Optimizer updates per pass; divides groups_per_step."""
+    num_threads: int = Field(1, ge=1)
+    """Compute threads on CPU."""
+    num_gpus: float = Field(0, ge=0)
+    """GPUs of the learner, as Ray counts them."""
+    checkpoint_interval: int = Field(50, ge=1)
+    """Learner steps between two checkpoints; the last step always makes one."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Older ones are removed."""
+    max_restarts: int = Field(3, ge=0)
+    """How often a dead learner is started again, from its newest checkpoint."""
+
+
+class Algo(Section):
+    """The choices of the off-policy maths."""
+
+    advantage: Literal["grpo", "centered", "rloo"] = "rloo"
+    """`grpo`: over the group's spread; `centered`: minus the group mean; `rloo`: minus the mean of the others."""
+    signal_tolerance: float = Field(1e-6, ge=0)
+    """A group whose rewards differ by no more than this has no signal."""
+    clip_low: float = Field(0.2, ge=0)
+    """Ratios below 1 - clip_low get no further gradient where the advantage is negative."""
+    clip_high: float = Field(0.28, ge=0)
+    """Ratios above 1 + clip_high get no further gradient where the advantage is positive."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Ratio bound where the advantage is negative; None switches it off."""
+    correction: Literal["none", "tis", "icepop"] = "none"
+    """Of proximal over behavior. Not none: the proximal policy is recomputed at the start of the step."""
+    correction_low: float = Field(0.0, ge=0)
+    """Lower bound of the correction's band (icepop)."""
+    correction_high: float = Field(2.0, gt=0)
+    """Upper bound of the correction's band (icepop), or the truncation (tis)."""
+    aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
+    """What the loss is divided by: tokens, sequences then each by its length, or groups x size x max_new_tokens."""
+
+
+class Weights(Section):
+    """How new weights reach samplers, and how they are proved."""
+
+    keep_versions: int = Field(3, ge=2)
+    """Published versions that stay on disk."""
+    poll_interval_s: float = Field(0.01, gt=0)
+    """How often a sampler looks for new weights."""
+    num_probe_sequences: int = Field(4, ge=1)
+    """Sequences whose logprobs the learner sends along."""
+    probe_mean_tolerance: float = Field(1e-4, gt=0)
+    """Largest mean gap of probe logprobs, fp32."""
+    probe_max_tolerance: float = Field(1e-3, gt=0)
+    """Largest single gap of probe logprobs, fp32."""
+
+
+class Evaluation(Section):
+    """Held-out problems, scored before and after."""
+
+    files: tuple[Path, ...] = ()
+    """Held-out problems, in the formats of the pool."""
+    num_samples: int = Field(16, ge=1)
+    """Rollouts per held-out problem."""
+    num_problems: int = Field(256, ge=0)
+    """Problems that are evaluated; a seeded subset when there are more. 0: no evaluation."""
+    domains: tuple[str, ...] = ()
+    """Domains that make the headline figure; empty: all."""
+
+
+class Ray(Section):
+    """Where the processes run."""
+
+    address: str | None = None
+    """A cluster's address; None starts a local Ray that ends with the run."""
+
+
+class Tracking(Section):
+    """Where metrics go besides metrics.jsonl."""
+
+    wandb: Literal["offline", "online", "disabled"] = "offline"
+    """W&B mode; offline needs no account."""
+    wandb_project: str = "stream-grpo"
+    """W&B project."""
+
+
+class Config(Section):
+    """The whole run."""
+
+    model: Model
+    run: Run = Run()
+    pool: Pool = Pool()
+    curator: Curator = Curator()
+    sampler: Sampler = Sampler()
+    stream: Stream = Stream()
+    buffer: Buffer = Buffer()
+    learner: Learner = Learner()
+    algo: Algo = Algo()
+    weights: Weights = Weights()
+    evaluation: Evaluation = Evaluation()
+    ray: Ray = Ray()
+    tracking: Tracking = Tracking()
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Config:
+        for complaint in _complaints(self):
+            raise ValueError(complaint)
+        return self
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of this run."""
+        return self.run.root / self.run.name
+
+
+def _complaints(config: Config) -> Iterable[str]:
+    """What cannot work together: the setting, its value, the reason, and what would be right."""
+    sampler, stream, learner = config.sampler, config.stream, config.learner
+    if sampler.group_size < 2:
+        yield f"sampler.group_size = {sampler.group_size}: a group needs at least 2 rollouts to have a spread"
+    if sampler.group_size > sampler.max_num_seqs:
+        yield (
+            f"sampler.group_size = {sampler.group_size}: a group must fit sampler.max_num_seqs = "
+            f"{sampler.max_num_seqs}; raise max_num_seqs"
+        )
+    if sampler.max_new_tokens >= config.model.max_length_tokens:
+        yield (
+            f"sampler.max_new_tokens = {sampler.max_new_tokens}: no room for a prompt in model.max_length_tokens = "
+            f"{config.model.max_length_tokens}; at most {config.model.max_length_tokens - 1}"
+        )
+    for name, full in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0)):
+        value = getattr(sampler, name)
+        if value != full:
+            yield (
+                f"sampler.{name} = {value}: the sampler would draw from a smaller support than the learner's "
+                f"distribution, and ratios would be wrong; use {full}"
+            )
+    if stream.publish_interval > stream.max_policy_age + 1:
+        yield (
+            f"stream.publish_interval = {stream.publish_interval}: no ticket could ever be issued; at most "
+            f"max_policy_age + 1 = {stream.max_policy_age + 1}"
+        )
+    if stream.groups_per_step % learner.num_ranks:
+        yield (
+            f"stream.groups_per_step = {stream.groups_per_step} is not a multiple of learner.num_ranks = "
+            f"{learner.num_ranks}"
+        )
+    if stream.groups_per_step % learner.num_minibatches:
+        yield (
+            f"learner.num_minibatches = {learner.num_minibatches} does not divide stream.groups_per_step = "
+            f"{stream.groups_per_step}"
+        )
+    if config.algo.correction == "icepop" and config.algo.correction_low >= config.algo.correction_high:
+        yield (
+            f"algo.correction_low = {config.algo.correction_low}: not below algo.correction_high = "
+            f"{config.algo.correction_high}"
+        )
+
+
+def load(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a TOML file, apply `a.b=c` overrides, validate.
+
+    Raises ConfigError with the file, the key, the value, the reason and what would be right.
+    """
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    for override in overrides:
+        _apply(tree, override)
+    return parse(tree, source=str(path))
+
+
+def parse(tree: Mapping[str, Any], source: str) -> Config:
+    """Validate a tree of plain values; `source` is named in errors. Raises ConfigError."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{source}: {_explain(e)}" for e in error.errors())) from None
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {override}: expected key=value, for example --set run.seed=1")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, leaf = key.strip().split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"--set {override}: {parent} is a value, not a section")
+    tree[leaf] = value
+
+
+def _explain(error: Mapping[str, Any]) -> str:
+    location = [str(part) for part in error["loc"]]
+    key = ".".join(location)
+    if error["type"] == "extra_forbidden":
+        known = _names(location[:-1])
+        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {'.'.join([*location[:-1], near[0]])}?" if near else f"known: {', '.join(sorted(known))}"
+        return f"unknown key {key}: {hint}"
+    if error["type"] == "missing":
+        return f"{key}: required and not given"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{key} = {error['input']!r}: {message}" if key else message
+
+
+def _names(section: list[str]) -> list[str]:
+    model: Any = Config
+    for name in section:
+        model = model.model_fields[name].annotation
+    return list(model.model_fields)
+
+
+def to_toml(config: Config) -> str:
+    """The resolved configuration as TOML that `load` reads back to an equal tree."""
+    lines: list[str] = []
+    for section, values in config.model_dump(mode="json").items():
+        lines.append(f"[{section}]")
+        # TOML has no null: a setting that is None is left out, and None is its default.
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What travels between the processes: Arrow records and the channels that carry them."""

@@ -1,0 +1,173 @@
+"""How samplers and the learner speak with the buffer, typed, over `curator.wire`.
+
+Every message and its answer stands in one table here; the buffer's process reads the same names. An answer that must
+wait (no ticket free, no batch ready) is held back by the buffer for a moment and then says what it waits for, so that
+no caller is ever blocked without a cause.
+
+    asked by   message      fields                                         answer
+    sampler    hello        sampler_id                                     welcome   epoch
+    sampler    tickets      sampler_id, version, num_wanted, problems      tickets   [ticket...], cause
+    sampler    insert       body: one encoded group                        taken     fate, reason
+    learner    start        version, forks                                 started
+    learner    lease        version, num_groups                            batch     cause, ages; body: encoded groups
+    learner    trained      version (after the step), group_ids, tokens    counted   ledger
+    learner    checkpointed version                                        noted
+    anyone     ledger                                                      ledger    groups, tokens, closes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from curator.wire import ERROR, Client, Message, RemoteError
+from stream_grpo.transport.codec import decode_group, encode_group
+from stream_grpo.types import Fate, Forks, PolicyVersion, RolloutGroup, Ticket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """The buffer's answer to an insert; given only once the group is durable."""
+
+    group_id: str
+    fate: Fate
+    """accepted, or the group's end: no_signal, invalid, stale, refused."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Groups that the learner holds for one step; empty where `cause` says what is waited for."""
+
+    groups: tuple[RolloutGroup, ...]
+    ages: tuple[int, ...]
+    """Policy age of each group at lease."""
+    cause: str
+    """Why there are no groups yet; empty where there are."""
+
+
+class SamplerChannel:
+    """A sampler's side: tickets and inserts, without waiting. Answers come from `poll`."""
+
+    def __init__(self, client: Client, sampler_id: str) -> None:
+        self._client, self._sampler_id = client, sampler_id
+        self._tickets_asked: str | None = None
+        self._inserts: dict[str, str] = {}
+
+    def hello(self, timeout_s: float = 30.0) -> None:
+        """Announce a new incarnation: tickets of an earlier one under this name are issued again, to anyone."""
+        self._client.call("hello", {"sampler_id": self._sampler_id}, timeout_s=timeout_s)
+
+    @property
+    def waits_for_tickets(self) -> bool:
+        """Whether a request for tickets is on its way; there is never more than one."""
+        return self._tickets_asked is not None
+
+    @property
+    def num_unacknowledged(self) -> int:
+        """Groups sent and not yet known to be durable."""
+        return len(self._inserts)
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether `ask_tickets` or `insert` may be called."""
+        return self._client.has_credit
+
+    def ask_tickets(self, version: PolicyVersion, num_wanted: int, problems: Mapping[str, str]) -> None:
+        """Ask for up to `num_wanted` tickets for the weights this sampler has applied.
+
+        `problems`: the problem of each group picked since the last call, so that the buffer can name it.
+        """
+        fields = {
+            "sampler_id": self._sampler_id,
+            "version": list(version),
+            "num_wanted": num_wanted,
+            "problems": dict(problems),
+        }
+        self._tickets_asked = self._client.post("tickets", fields)
+
+    def insert(self, group: RolloutGroup) -> None:
+        """Hand a finished group over; it stays this side's until `poll` gives its `Taken`."""
+        message_id = self._client.post("insert", {"group_id": group.group_id}, (encode_group(group),))
+        self._inserts[message_id] = group.group_id
+
+    def poll(self, timeout_s: float = 0.0) -> tuple[list[Ticket], list[Taken]]:
+        """What arrived: tickets and acknowledgements. Raises RemoteError where the buffer refuses a message."""
+        tickets: list[Ticket] = []
+        taken: list[Taken] = []
+        for answer in self._client.poll(timeout_s):
+            if answer.kind == ERROR:
+                raise RemoteError(f"buffer: {answer.fields['reason']}")
+            if answer.id == self._tickets_asked:
+                self._tickets_asked = None
+                tickets += [Ticket(**fields) for fields in answer.fields["tickets"]]
+            elif answer.id in self._inserts:
+                group_id = self._inserts.pop(answer.id)
+                taken.append(_taken(group_id, answer))
+        return tickets, taken
+
+
+def _taken(group_id: str, answer: Message) -> Taken:
+    return Taken(group_id=group_id, fate=Fate(answer.fields["fate"]), reason=answer.fields["reason"])
+
+
+class LearnerChannel:
+    """The learner's side: lease a batch, say that it was trained."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def start(self, version: PolicyVersion, forks: Forks, timeout_s: float = 60.0) -> None:
+        """Announce the version training starts from, at the first start and after every restore."""
+        plain = {str(branch): list(fork) for branch, fork in forks.items()}
+        self._client.call("start", {"version": list(version), "forks": plain}, timeout_s=timeout_s)
+
+    def lease(self, version: PolicyVersion, num_groups: int, timeout_s: float = 60.0) -> Lease:
+        """Ask for the groups of the step that starts from `version`. A repeat gives the same groups."""
+        answer = self._client.call("lease", {"version": list(version), "num_groups": num_groups}, timeout_s=timeout_s)
+        groups = tuple(decode_group(data) for data in answer.body)
+        return Lease(groups=groups, ages=tuple(answer.fields["ages"]), cause=answer.fields["cause"])
+
+    def trained(
+        self,
+        version: PolicyVersion,
+        group_ids: Sequence[str],
+        tokens: Mapping[str, Mapping[str, int]],
+        timeout_s: float = 60.0,
+    ) -> Mapping[str, Any]:
+        """Report a finished step; `version` is the one it made.
+
+        `tokens`: for every group its sampled tokens by fate (trained, masked, baseline_only). Returns the ledger.
+        """
+        fields = {
+            "version": list(version),
+            "group_ids": list(group_ids),
+            "tokens": {group: dict(by_fate) for group, by_fate in tokens.items()},
+        }
+        return self._client.call("trained", fields, timeout_s=timeout_s).fields
+
+    def checkpointed(self, version: PolicyVersion, timeout_s: float = 60.0) -> None:
+        """Say that the oldest kept checkpoint is of `version`: what it contains is final."""
+        self._client.call("checkpointed", {"version": list(version)}, timeout_s=timeout_s)
+
+
+def read_ledger(client: Client, timeout_s: float = 30.0) -> Mapping[str, Any]:
+    """The account as it is now: `groups` and `tokens` by fate, and whether it `closes`."""
+    return client.call("ledger", timeout_s=timeout_s).fields
+
+
+def ticket_fields(ticket: Ticket) -> dict[str, Any]:
+    """A ticket as the plain fields of a message."""
+    return asdict(ticket)
+
+
+def version_of(fields: Mapping[str, Any]) -> PolicyVersion:
+    """The `version` field of a message."""
+    branch, step = fields["version"]
+    return PolicyVersion(int(branch), int(step))
+
+
+def forks_of(fields: Mapping[str, Any]) -> dict[int, PolicyVersion]:
+    """The `forks` field of a message."""
+    return {int(branch): PolicyVersion(*fork) for branch, fork in fields["forks"].items()}

@@ -1,0 +1,167 @@
+"""Rollout groups as Arrow: one record batch a group, one row a rollout.
+
+Samplers encode; the buffer validates and appends the received bytes as they are; the learner decodes. The bytes are an
+encapsulated IPC message without its schema, so that a journal segment (schema, then messages) is a plain Arrow stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stream_grpo.types import Decision, EndReason, RewardResult, Rollout, RolloutGroup
+
+GROUP_SCHEMA = pa.schema(
+    [
+        # The group, repeated on each of its rows.
+        pa.field("group_id", pa.string(), nullable=False),
+        pa.field("owner_epoch", pa.int32(), nullable=False),
+        pa.field("problem_id", pa.string(), nullable=False),
+        pa.field("domain", pa.string(), nullable=False),
+        pa.field("sampler_id", pa.string(), nullable=False),
+        pa.field("ticket_step", pa.int32(), nullable=False),
+        pa.field("config_hash", pa.string(), nullable=False),
+        pa.field("dispatched_at_s", pa.float64(), nullable=False),
+        pa.field("finished_at_s", pa.float64(), nullable=False),
+        # The rollout.
+        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("num_prompt_tokens", pa.int32(), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
+        pa.field("behavior_logprobs", pa.list_(pa.float32()), nullable=False),
+        pa.field("version_branch", pa.list_(pa.int32()), nullable=False),
+        pa.field("version_step", pa.list_(pa.int32()), nullable=False),
+        pa.field("turn", pa.list_(pa.int16()), nullable=False),
+        pa.field("end_reason", pa.string(), nullable=False),
+        pa.field("seed", pa.int64(), nullable=False),
+        pa.field("mixed_context_from", pa.int32()),
+        pa.field("environment_snapshot", pa.binary()),
+        # What the verifier said of it.
+        pa.field("decision", pa.string(), nullable=False),
+        pa.field("reward", pa.float64()),
+        pa.field("reward_components", pa.map_(pa.string(), pa.float64()), nullable=False),
+        pa.field("evidence", pa.string(), nullable=False),
+        pa.field("verifier", pa.string(), nullable=False),
+        pa.field("verifier_version", pa.string(), nullable=False),
+    ],
+    metadata={"schema": "stream_grpo.rollout", "schema_version": "1"},
+)
+
+_PER_TOKEN: dict[str, Any] = {
+    "token_ids": np.int32,
+    "loss_mask": np.bool_,
+    "behavior_logprobs": np.float32,
+    "version_branch": np.int32,
+    "version_step": np.int32,
+    "turn": np.int16,
+}
+_PER_GROUP = (
+    "group_id",
+    "owner_epoch",
+    "problem_id",
+    "domain",
+    "sampler_id",
+    "ticket_step",
+    "config_hash",
+    "dispatched_at_s",
+    "finished_at_s",
+)
+
+
+def group_to_batch(group: RolloutGroup) -> pa.RecordBatch:
+    """A group as one record batch of GROUP_SCHEMA."""
+    rollouts = group.rollouts
+    columns: dict[str, Any] = {name: [getattr(group, name)] * len(rollouts) for name in _PER_GROUP}
+    columns |= {name: _lists([getattr(r, name) for r in rollouts], dtype) for name, dtype in _PER_TOKEN.items()}
+    for name in ("num_prompt_tokens", "seed", "mixed_context_from", "environment_snapshot"):
+        columns[name] = [getattr(r, name) for r in rollouts]
+    columns["end_reason"] = [r.end_reason.value for r in rollouts]
+    columns["decision"] = [r.reward.decision.value for r in rollouts]
+    columns["reward_components"] = [list(r.reward.components.items()) for r in rollouts]
+    for name in ("reward", "evidence", "verifier", "verifier_version"):
+        columns[name] = [getattr(r.reward, name) for r in rollouts]
+    arrays = [_array(columns[f.name], f.type) for f in GROUP_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=GROUP_SCHEMA)
+
+
+def _array(values: Any, of_type: pa.DataType) -> pa.Array:
+    return values if isinstance(values, pa.Array) else pa.array(values, type=of_type)
+
+
+def _lists(arrays: Sequence[NDArray[Any]], dtype: Any) -> pa.Array:
+    offsets = np.zeros(len(arrays) + 1, np.int32)
+    np.cumsum([len(a) for a in arrays], out=offsets[1:])
+    values = np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def encode_group(group: RolloutGroup) -> bytes:
+    """A group as the bytes that travel and are journaled: one IPC message, without its schema."""
+    data: bytes = group_to_batch(group).serialize().to_pybytes()
+    return data
+
+
+def read_batch(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
+    """Read `encode_group` bytes and check them without building Python objects.
+
+    Raises ValueError where they are no batch of GROUP_SCHEMA, hold more or fewer groups than one, or have per-token
+    columns of differing lengths.
+    """
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data), GROUP_SCHEMA)
+        batch.validate(full=True)
+    except (pa.ArrowInvalid, OSError, EOFError) as error:
+        raise ValueError(f"not a rollout group: {error}") from error
+    if batch.num_rows == 0:
+        raise ValueError("a group without rollouts")
+    for name in _PER_GROUP:
+        column = batch.column(name)
+        if column.null_count or len(column.unique()) != 1:
+            raise ValueError(f"column {name}: rows of one group differ")
+    lengths = batch.column("token_ids").value_lengths()
+    for name in _PER_TOKEN:
+        column = batch.column(name)
+        if column.null_count or not column.value_lengths().equals(lengths):
+            raise ValueError(f"column {name}: lengths differ from token_ids")
+    return batch
+
+
+def batch_to_group(batch: pa.RecordBatch) -> RolloutGroup:
+    """The inverse of `group_to_batch`."""
+    columns: dict[str, Any] = {name: _split(batch.column(name), dtype) for name, dtype in _PER_TOKEN.items()}
+    for field in GROUP_SCHEMA:
+        if field.name not in columns:
+            columns[field.name] = batch.column(field.name).to_pylist()
+    rollouts = tuple(_rollout({name: values[i] for name, values in columns.items()}) for i in range(batch.num_rows))
+    return RolloutGroup(**{name: columns[name][0] for name in _PER_GROUP}, rollouts=rollouts)
+
+
+def decode_group(data: bytes | memoryview | pa.Buffer) -> RolloutGroup:
+    """The inverse of `encode_group`; raises ValueError as `read_batch` does."""
+    return batch_to_group(read_batch(data))
+
+
+def _split(column: pa.ListArray, dtype: Any) -> list[NDArray[Any]]:
+    values = column.values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+    offsets = column.offsets.to_numpy()
+    return [values[offsets[i] : offsets[i + 1]] for i in range(len(column))]
+
+
+def _rollout(row: dict[str, Any]) -> Rollout:
+    reward = RewardResult(
+        decision=Decision(row["decision"]),
+        reward=row["reward"],
+        components=dict(row["reward_components"]),
+        evidence=row["evidence"],
+        verifier=row["verifier"],
+        verifier_version=row["verifier_version"],
+    )
+    per_rollout = ("num_prompt_tokens", "seed", "mixed_context_from", "environment_snapshot")
+    return Rollout(
+        **{name: row[name] for name in (*_PER_TOKEN, *per_rollout)},
+        end_reason=EndReason(row["end_reason"]),
+        reward=reward,
+    )

@@ -1,0 +1,224 @@
+"""The words of the stream as data: versions, tickets, rollouts, groups, fates. No torch, nothing of ours.
+
+Lengths: T is the number of tokens of one rollout, prompt and response together. Every per-token array of a rollout
+has length T, so that one index means one token everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class PolicyVersion(NamedTuple):
+    """Which weights: the branch of the run and the learner step on it. Ordered; never goes back within a run."""
+
+    branch: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.branch}.{self.step}"
+
+
+Forks = Mapping[int, PolicyVersion]
+"""For every branch above 0 the version of an earlier branch from which it forks."""
+
+
+def policy_age(version: PolicyVersion, learner: PolicyVersion, forks: Forks) -> int:
+    """Learner steps between two versions, over their common ancestor.
+
+    Age = steps from `version` back to the common ancestor + steps from there to `learner`. On one branch this is
+    `learner.step - version.step`.
+
+    Example: branch 1 forks from (0, 10). Weights (0, 13) against a learner at (1, 12) are 3 + 2 = 5 old.
+
+    Raises ValueError for a branch without a recorded fork, or a version ahead of the learner on its own branch.
+    """
+    if version.branch == learner.branch and version.step > learner.step:
+        raise ValueError(f"version {version} is ahead of the learner at {learner}")
+    ancestor = _common_ancestor(version, learner, forks)
+    return version.step + learner.step - 2 * ancestor.step
+
+
+def _common_ancestor(a: PolicyVersion, b: PolicyVersion, forks: Forks) -> PolicyVersion:
+    while a.branch != b.branch:
+        if a.branch < b.branch:
+            a, b = b, a
+        if a.branch not in forks:
+            raise ValueError(f"branch {a.branch} has no recorded fork")
+        fork = forks[a.branch]
+        a = fork if fork.step <= a.step else PolicyVersion(fork.branch, a.step)
+    return a if a.step <= b.step else b
+
+
+class Decision(StrEnum):
+    """What a verifier decided. Only pass and fail make a reward."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    UNKNOWN = "unknown"
+    ENV_ERROR = "env_error"
+
+
+class EndReason(StrEnum):
+    """Why a rollout stopped."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Fate(StrEnum):
+    """The states of a group. The last five are ends: a group has exactly one."""
+
+    TICKETED = "ticketed"
+    ACCEPTED = "accepted"
+    LEASED = "leased"
+    TRAINED = "trained"
+    STALE = "stale"
+    NO_SIGNAL = "no_signal"
+    INVALID = "invalid"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardResult:
+    """What a verifier says of one rollout."""
+
+    decision: Decision
+    reward: float | None
+    """None where nothing was scored; never 0 for 'unknown' or 'env_error'."""
+    verifier: str
+    verifier_version: str
+    components: Mapping[str, float] = field(default_factory=dict)
+    evidence: str = ""
+    """Why: what was extracted, both sides of the comparison."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One sequence to sample from an engine. Tokens in, tokens out."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    seed: int
+    """Every rollout has a seed of its own."""
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What an engine made of one request. R response tokens."""
+
+    request_id: str
+    token_ids: NDArray[np.int32]
+    """[R] as sampled."""
+    logprobs: NDArray[np.float32]
+    """[R] under the distribution really sampled from (temperature included)."""
+    versions: tuple[PolicyVersion, ...]
+    """[R] the weights that sampled each token."""
+    end_reason: EndReason
+    mixed_context_from: int | None = None
+    """First response token sampled on a KV cache of older weights, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """The buffer's permission to a sampler to make one group."""
+
+    group_id: str
+    owner_epoch: int
+    """Raised when the ticket is issued again; an insert under a lower epoch is refused."""
+    step: int
+    """Learner step at issue: decides every schedule for the whole group."""
+    seed: int
+    """Rollout i of the group samples with a seed derived from this one and i."""
+    issued_at_s: float
+    """Unix time."""
+    deadline_s: float
+    """Unix time by which the group must have been inserted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One sampled answer: ids as sampled and what is known of every token."""
+
+    token_ids: NDArray[np.int32]
+    """[T] prompt then response."""
+    num_prompt_tokens: int
+    loss_mask: NDArray[np.bool_]
+    """[T] True where the token was sampled by the policy; prompt and observations are context."""
+    behavior_logprobs: NDArray[np.float32]
+    """[T] 0 where loss_mask is False."""
+    version_branch: NDArray[np.int32]
+    """[T] -1 where loss_mask is False."""
+    version_step: NDArray[np.int32]
+    """[T] -1 where loss_mask is False."""
+    turn: NDArray[np.int16]
+    """[T] turn of a conversation; 0 in single-turn tasks."""
+    end_reason: EndReason
+    seed: int
+    reward: RewardResult
+    mixed_context_from: int | None = None
+    """Index into [T] of the first token sampled on a KV cache of older weights, or None."""
+    environment_snapshot: bytes | None = None
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens that the policy sampled: the unit of the token account."""
+        return int(self.loss_mask.sum())
+
+    @property
+    def valid(self) -> bool:
+        """Whether this rollout may enter advantages: scored, finished by itself or by length, and not empty."""
+        return (
+            self.reward.reward is not None
+            and self.end_reason not in (EndReason.ABORT, EndReason.ERROR)
+            and self.num_sampled_tokens > 0
+        )
+
+    def versions(self) -> set[PolicyVersion]:
+        """The versions that sampled tokens of this rollout."""
+        pairs = zip(
+            self.version_branch[self.loss_mask].tolist(),
+            self.version_step[self.loss_mask].tolist(),
+            strict=True,
+        )
+        return {PolicyVersion(branch, step) for branch, step in pairs}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutGroup:
+    """The rollouts of one problem: the unit of insert, lease, evict and advantage."""
+
+    group_id: str
+    owner_epoch: int
+    problem_id: str
+    domain: str
+    sampler_id: str
+    ticket_step: int
+    config_hash: str
+    """Of rewards, verifiers, tokenizer, chat template and sampling settings."""
+    dispatched_at_s: float
+    finished_at_s: float
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Sampled tokens of all rollouts."""
+        return sum(r.num_sampled_tokens for r in self.rollouts)
+
+    def versions(self) -> set[PolicyVersion]:
+        """The versions that sampled any token of the group."""
+        return set().union(*(r.versions() for r in self.rollouts)) if self.rollouts else set()
+
+    def age(self, learner: PolicyVersion, forks: Forks) -> int:
+        """The largest policy age of its sampled tokens against the learner's version."""
+        return max((policy_age(v, learner, forks) for v in self.versions()), default=0)
