@@ -77,11 +77,12 @@ def _encode(message: Message, credits: int = 0) -> list[bytes]:
 def _decode(frames: Sequence[bytes]) -> tuple[Message, int]:
     try:
         header = json.loads(frames[0])
-        if header["v"] != PROTOCOL:
-            raise WireError(f"protocol {header['v']} where {PROTOCOL} is spoken")
-        return Message(header["kind"], header["fields"], tuple(frames[1:]), header["id"]), int(header["credits"])
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        found = tuple(type(header[name]) for name in ("v", "kind", "id", "credits", "fields"))
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise WireError(f"not a message: {error!r}") from error
+    if found != (int, str, str, int, dict) or header["v"] != PROTOCOL:
+        raise WireError(f"not a message of protocol {PROTOCOL}: version {header['v']!r}, fields of types {found}")
+    return Message(header["kind"], header["fields"], tuple(frames[1:]), header["id"]), header["credits"]
 
 
 def _is_loopback(address: str) -> bool:

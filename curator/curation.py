@@ -1,0 +1,213 @@
+"""The curator's state and its four questions, without a process or a socket: next, report, position, stats.
+
+The state is a fold over the outcomes of the pool and is never rolled back. To embed a curator, use this class; to
+share one between processes, `service.CuratorService` puts it behind a socket and `client.Curator` asks it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from curator.difficulty import NoSignalCause, SlidingRate, counts, expected_signal, no_signal_cause
+from curator.errors import PoolError, SequenceError
+from curator.pool import Pool
+from curator.schema import Outcome, Pick, outcomes_from_batch, outcomes_to_batch
+from curator.selection import draw, draw_rng, selection_probabilities
+
+SOLVED_RATE, TOO_HARD_RATE = 0.95, 0.05
+MAX_ENDED_GROUPS = 4096
+"""Ended groups whose pick is still known, for a late repeat of the question."""
+MAX_OPEN_GROUPS = 65536
+"""Above this many, the oldest group without an outcome counts as lost and its problem leaves flight."""
+
+
+class Position(NamedTuple):
+    """How far the outcomes have come."""
+
+    next_sequence: int
+    """The outcome that is expected next."""
+    durable_sequence: int
+    """All outcomes before this one are in the pool's table; a restart expects this one."""
+
+
+class _Choice(NamedTuple):
+    problem: int
+    probability: float
+    expected_signal: float
+
+
+class Curation:
+    """Chooses problems and learns from outcomes. Not for several threads."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        group_size: int,
+        rate_step: float = 0.3,
+        exploration: float = 0.1,
+        unseen_rate: float = 0.5,
+        flush_outcomes: int = 512,
+        seed: int = 0,
+    ) -> None:
+        """Become the pool's writer and rebuild the state from its outcomes.
+
+        Which groups are in flight is not part of that state: after a restart it is empty.
+
+        Raises PoolError where outcomes are missing in the pool's table, or another process writes to it.
+        """
+        self._pool = pool
+        self._group_size = group_size
+        self._exploration = exploration
+        self._flush_outcomes = flush_outcomes
+        self._seed = seed
+        ids = pool.problem_ids
+        self._index = {problem_id: i for i, problem_id in enumerate(ids)}
+        self.rate = SlidingRate(len(ids), rate_step, unseen_rate)
+        self._num_in_flight_P = np.zeros(len(ids), np.int64)
+        self._open: OrderedDict[str, _Choice] = OrderedDict()
+        self._ended: OrderedDict[str, _Choice] = OrderedDict()
+        self._pending: list[Outcome] = []
+        self._next_sequence = 0
+        self._fates: Counter[str] = Counter()
+        self._causes: Counter[str] = Counter()
+        self._num_scored_groups = 0
+        self._num_unknown = 0
+        self._num_picks = 0
+        pool.become_writer()
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        for batch in self._pool.outcomes().to_batches(max_chunksize=4096):
+            for outcome in outcomes_from_batch(batch):
+                if outcome.sequence != self._next_sequence:
+                    raise PoolError(
+                        f"{self._pool.path}: outcome {outcome.sequence} where {self._next_sequence} is expected"
+                    )
+                self._apply(outcome)
+
+    def next(self, group_ids: Sequence[str]) -> list[Pick]:
+        """One problem for each group. A group that has a pick keeps it, so repeating the question is harmless.
+
+        Within a call problems differ as long as there are enough. The choice depends on the state, the seed and the
+        first group id that has no pick yet, not on earlier draws.
+        """
+        new = [g for g in dict.fromkeys(group_ids) if g not in self._open and g not in self._ended]
+        if new:
+            self._choose(new)
+        choices = [self._open.get(g) or self._ended[g] for g in group_ids]
+        problems = self._pool.take([choice.problem for choice in choices])
+        picks = [
+            Pick(group_id=g, problem=problem, probability=choice.probability, expected_signal=choice.expected_signal)
+            for g, problem, choice in zip(group_ids, problems, choices, strict=True)
+        ]
+        self._forget()
+        return picks
+
+    def _choose(self, group_ids: list[str]) -> None:
+        rng = draw_rng(self._seed, group_ids[0])
+        signal_P = expected_signal(self.rate.rate_P, self._group_size)
+        left = list(reversed(group_ids))
+        while left:
+            q_P = selection_probabilities(signal_P, self._num_in_flight_P > 0, self._exploration)
+            # When all that q allows are drawn, the next round has a q over what is then free.
+            num_drawn = min(len(left), int(np.count_nonzero(q_P)))
+            for index in draw(q_P, num_drawn, rng).tolist():
+                self._open[left.pop()] = _Choice(index, float(q_P[index]), float(signal_P[index]))
+                self._num_in_flight_P[index] += 1
+        self._num_picks += len(group_ids)
+
+    def _forget(self) -> None:
+        while len(self._open) > MAX_OPEN_GROUPS:
+            self._end(next(iter(self._open)))
+        while len(self._ended) > MAX_ENDED_GROUPS:
+            self._ended.popitem(last=False)
+
+    def report(self, outcomes: Iterable[Outcome]) -> int:
+        """Learn from outcomes in order; returns the sequence number expected next. Repeats are ignored.
+
+        Raises SequenceError, and learns nothing, where an outcome is missing; PoolError where the table cannot be
+        written: the outcomes are learned all the same, and the next report or flush tries again.
+        """
+        new = [outcome for outcome in outcomes if outcome.sequence >= self._next_sequence]
+        for expected, outcome in enumerate(new, start=self._next_sequence):
+            if outcome.sequence != expected:
+                raise SequenceError(f"expected outcome {expected}, received {outcome.sequence}")
+        for outcome in new:
+            self._apply(outcome)
+            self._pending.append(outcome)
+        if len(self._pending) >= self._flush_outcomes:
+            self.flush()
+        return self._next_sequence
+
+    def _apply(self, outcome: Outcome) -> None:
+        self._next_sequence = outcome.sequence + 1
+        self._fates[outcome.fate] += 1
+        self._end(outcome.group_id)
+        if not counts(outcome):
+            return
+        index = self._index.get(outcome.problem_id)
+        if index is None:
+            self._num_unknown += 1
+            return
+        self.rate.apply(index, outcome)
+        self._num_scored_groups += 1
+        if outcome.fate == "no_signal":
+            self._causes[no_signal_cause(outcome)] += 1
+
+    def _end(self, group_id: str) -> None:
+        choice = self._open.pop(group_id, None)
+        if choice is not None:
+            self._num_in_flight_P[choice.problem] -= 1
+            self._ended[group_id] = choice
+
+    def flush(self) -> int:
+        """Write what is not in the table yet; returns the durable sequence number. Raises PoolError."""
+        last = self._pool.last_sequence()
+        # An append that failed may have been committed all the same.
+        self._pending = [outcome for outcome in self._pending if outcome.sequence > last]
+        if self._pending:
+            self._pool.append_outcomes(outcomes_to_batch(self._pending))
+            self._pending = []
+        return self.position().durable_sequence
+
+    def position(self) -> Position:
+        """Where the sender of outcomes goes on."""
+        return Position(self._next_sequence, self._next_sequence - len(self._pending))
+
+    def stats(self) -> dict[str, Any]:
+        """The state in figures, as JSON can hold them. Shares are of the groups that moved a rate."""
+        rate_P, is_seen_P = self.rate.rate_P, self.rate.num_groups_P > 0
+        seen = rate_P[is_seen_P]
+        num_scored = max(1, self._num_scored_groups)
+        causes = {cause.value: self._causes[cause] for cause in NoSignalCause}
+        return {
+            "problems": len(rate_P),
+            "seen": int(seen.size),
+            "mean_rate": float(seen.mean()) if seen.size else None,
+            "mean_expected_signal": float(expected_signal(rate_P, self._group_size).mean()),
+            "solved": int(np.count_nonzero(seen > SOLVED_RATE)),
+            "useful": int(np.count_nonzero((seen >= TOO_HARD_RATE) & (seen <= SOLVED_RATE))),
+            "too_hard": int(np.count_nonzero(seen < TOO_HARD_RATE)),
+            "picks": self._num_picks,
+            "in_flight": len(self._open),
+            "next_sequence": self._next_sequence,
+            "durable_sequence": self.position().durable_sequence,
+            "fates": dict(self._fates),
+            "scored_groups": self._num_scored_groups,
+            "no_signal": causes,
+            "no_signal_share": {cause: count / num_scored for cause, count in causes.items()},
+            "unknown_problems": self._num_unknown,
+            "clipped_rewards": self.rate.num_clipped,
+        }
+
+    def close(self) -> None:
+        """Flush, and let another process write to the pool."""
+        try:
+            self.flush()
+        finally:
+            self._pool.close()

@@ -1,0 +1,203 @@
+"""The pool on LanceDB: the table of problems, and the append-only table of outcomes. The only file importing lancedb.
+
+One process writes, and holds a lock while it does; any number may read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from curator.errors import PoolError
+from curator.schema import OUTCOME_SCHEMA, PROBLEM_SCHEMA, Problem, problem_from_row, problems_to_batch
+
+# LanceDB's own log would print warnings into every terminal; the level is read at import.
+os.environ.setdefault("LANCE_LOG", "error")
+import lancedb
+
+CREATE_BATCH_ROWS = 4096
+COMPACT_EVERY = 50
+"""Appends between two compactions: every append makes a file, and scans slow down with their number."""
+KEEP_VERSIONS = timedelta(minutes=10)
+"""A reader may hold an older version this long."""
+
+
+class Pool:
+    """A folder of two tables. Problems have an index: their place in the order of their ids."""
+
+    def __init__(self, path: Path, problems: Any, outcomes: Any, compact_every: int) -> None:
+        """Use `create` or `open`."""
+        self.path = path
+        self._problem_table = problems
+        self._outcome_table = outcomes
+        self._compact_every = compact_every
+        self._num_appends = 0
+        self._lock: IO[bytes] | None = None
+        self._last_sequence: int | None = None
+
+    @classmethod
+    def create(cls, path: Path, problems: Iterable[Problem], *, compact_every: int = COMPACT_EVERY) -> Pool:
+        """Write a new pool; it appears whole or not at all.
+
+        Raises PoolError where something is at `path`, an id occurs twice or there are no problems.
+        """
+        if path.exists():
+            raise PoolError(f"{path}: exists already")
+        table = _problem_rows(path, problems)
+        building = path.with_name(f".{path.name}.building-{os.getpid()}")
+        shutil.rmtree(building, ignore_errors=True)
+        try:
+            building.parent.mkdir(parents=True, exist_ok=True)
+            database = lancedb.connect(str(building))
+            database.create_table("problems", data=table, schema=PROBLEM_SCHEMA)
+            database.create_table("outcomes", schema=OUTCOME_SCHEMA)
+            building.rename(path)
+        except (OSError, RuntimeError) as error:
+            raise PoolError(f"{path}: cannot be created: {error}") from error
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+        return cls.open(path, compact_every=compact_every)
+
+    @classmethod
+    def open(cls, path: Path, *, compact_every: int = COMPACT_EVERY) -> Pool:
+        """Open what `create` made. Raises PoolError for anything else, or another version of the schemas."""
+        if not path.is_dir():
+            raise PoolError(f"{path}: no pool there")
+        tables = []
+        database = lancedb.connect(str(path))
+        for name, schema in (("problems", PROBLEM_SCHEMA), ("outcomes", OUTCOME_SCHEMA)):
+            try:
+                table = database.open_table(name)
+            except (ValueError, OSError, RuntimeError) as error:
+                raise PoolError(f"{path}: not a pool: {error}") from error
+            if not table.schema.equals(schema, check_metadata=True):
+                raise PoolError(f"{path}: table {name} is of schema {table.schema.metadata}, not {schema.metadata}")
+            tables.append(table)
+        return cls(path, tables[0], tables[1], compact_every)
+
+    @property
+    def version(self) -> int:
+        """Version of the problems; every change of them raises it."""
+        return int(self._problem_table.version)
+
+    @cached_property
+    def _problems(self) -> pa.Table:
+        return self._problem_table.to_arrow()
+
+    @cached_property
+    def _order(self) -> Any:
+        return np.asarray(pc.sort_indices(self._problems["problem_id"]), np.int64)
+
+    @cached_property
+    def problem_ids(self) -> list[str]:
+        """Ids by index."""
+        ids: list[str] = self._problems["problem_id"].take(pa.array(self._order)).to_pylist()
+        return ids
+
+    def take(self, indices: Sequence[int]) -> list[Problem]:
+        """The problems at some indices, in the order asked."""
+        rows = self._problems.take(pa.array(self._order[np.asarray(indices, np.int64)]))
+        return [problem_from_row(row) for row in rows.to_pylist()]
+
+    def problems(self) -> list[Problem]:
+        """All problems, by index."""
+        return self.take(range(len(self.problem_ids)))
+
+    def fingerprint(self) -> str:
+        """A hash of all problems, whatever their order: another pool, or a changed problem, gives another."""
+        digest = hashlib.sha256()
+        for start in range(0, len(self._order), CREATE_BATCH_ROWS):
+            rows = self._problems.take(pa.array(self._order[start : start + CREATE_BATCH_ROWS])).to_pylist()
+            for row in rows:
+                for value in row.values():
+                    data = str(value).encode()
+                    digest.update(len(data).to_bytes(8, "big") + data)
+        return digest.hexdigest()
+
+    def outcomes(self) -> pa.Table:
+        """All outcomes in the order of their sequence numbers."""
+        self._outcome_table.checkout_latest()
+        return self._outcome_table.to_arrow().sort_by("sequence")
+
+    def last_sequence(self) -> int:
+        """Sequence number of the newest outcome in the table; -1 where there is none."""
+        if self._lock is not None and self._last_sequence is not None:
+            return self._last_sequence
+        self._outcome_table.checkout_latest()
+        largest = pc.max(self._outcome_table.search().select(["sequence"]).to_arrow()["sequence"]).as_py()
+        self._last_sequence = -1 if largest is None else int(largest)
+        return self._last_sequence
+
+    def append_outcomes(self, batch: pa.RecordBatch) -> None:
+        """Add outcomes, whose sequence numbers go on where the table ends; all are added or none.
+
+        Raises PoolError for a gap or a repeat, where another process writes, and where the write fails.
+        """
+        self.become_writer()
+        expected = list(range(self.last_sequence() + 1, self.last_sequence() + 1 + batch.num_rows))
+        if batch["sequence"].to_pylist() != expected:
+            raise PoolError(f"{self.path}: outcomes must go on at sequence {self.last_sequence() + 1} without gaps")
+        if not expected:
+            return
+        try:
+            self._outcome_table.add(pa.Table.from_batches([batch]))
+        except (OSError, RuntimeError, ValueError) as error:
+            # Whether it was committed is unknown: the table itself is asked the next time.
+            self._last_sequence = None
+            raise PoolError(f"{self.path}: cannot append outcomes: {error}") from error
+        self._last_sequence = expected[-1]
+        self._num_appends += 1
+        if self._num_appends % self._compact_every == 0:
+            self._compact()
+
+    def _compact(self) -> None:
+        try:
+            self._outcome_table.optimize(cleanup_older_than=KEEP_VERSIONS)
+        except (OSError, RuntimeError) as error:
+            self._outcome_table.checkout_latest()
+            raise PoolError(f"{self.path}: outcomes are appended, but cannot be compacted: {error}") from error
+
+    def become_writer(self) -> None:
+        """Hold the writer's lock until `close`. Raises PoolError where another holds it."""
+        if self._lock is not None:
+            return
+        # The kernel drops the lock when its holder dies, however it dies.
+        lock = (self.path / "writer.lock").open("wb")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise PoolError(f"{self.path}: another process writes to this pool") from error
+        self._lock, self._last_sequence = lock, None
+
+    def close(self) -> None:
+        """Let another process write."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def _problem_rows(path: Path, problems: Iterable[Problem]) -> pa.Table:
+    batches, chunk, seen = [], [], set()
+    for problem in problems:
+        if problem.problem_id in seen:
+            raise PoolError(f"{path}: two problems have the id '{problem.problem_id}'")
+        seen.add(problem.problem_id)
+        chunk.append(problem)
+        if len(chunk) == CREATE_BATCH_ROWS:
+            batches.append(problems_to_batch(chunk))
+            chunk = []
+    if not seen:
+        raise PoolError(f"{path}: no problems to make a pool of")
+    return pa.Table.from_batches([*batches, problems_to_batch(chunk)])

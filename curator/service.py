@@ -1,0 +1,134 @@
+"""The curator's process: receive a question, answer it from the state, until told to stop.
+
+    next      {group_ids}                -> picks     [batch of PICK_SCHEMA]
+    report    [batch of OUTCOME_SCHEMA]  -> reported  {next_sequence}
+    position                             -> position  {next_sequence, durable_sequence}
+    stats                                -> stats     {...}
+    flush                                -> flushed   {durable_sequence}
+
+What is malformed or refused is answered with the reason, and the service goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from curator.curation import Curation
+from curator.errors import CuratorError
+from curator.pool import Pool
+from curator.schema import OUTCOME_SCHEMA, batch_from_bytes, batch_to_bytes, outcomes_from_batch, picks_to_batch
+from curator.wire import Message, Server
+
+RECEIVE_TIMEOUT_S = 0.1
+"""How late a stop may be noticed."""
+MAX_GROUPS_PER_CALL = 65536
+
+
+class Answer(NamedTuple):
+    """What is replied."""
+
+    kind: str
+    fields: Mapping[str, Any]
+    body: tuple[bytes, ...] = ()
+
+
+class CuratorService:
+    """One curation behind one socket."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        server: Server | str,
+        *,
+        group_size: int,
+        rate_step: float = 0.3,
+        exploration: float = 0.1,
+        unseen_rate: float = 0.5,
+        flush_outcomes: int = 512,
+        seed: int = 0,
+    ) -> None:
+        """Rebuild the state from the pool and bind; `server` is one, or the address to bind.
+
+        Raises PoolError where the pool's outcomes have gaps, WireError where the address is taken.
+        """
+        self.curation = Curation(
+            pool,
+            group_size=group_size,
+            rate_step=rate_step,
+            exploration=exploration,
+            unseen_rate=unseen_rate,
+            flush_outcomes=flush_outcomes,
+            seed=seed,
+        )
+        self._server = Server(server) if isinstance(server, str) else server
+        self.address = self._server.address
+        """Where clients connect."""
+        self._answers: Mapping[str, Callable[[Message], Answer]] = {
+            "next": self._next,
+            "report": self._report,
+            "position": self._position,
+            "stats": self._stats,
+            "flush": self._flush,
+        }
+        self.num_refused = 0
+
+    def status(self) -> dict[str, Any]:
+        """The curation's state in figures."""
+        return self.curation.stats()
+
+    def run(self, stop: threading.Event) -> None:
+        """Answer until `stop` is set, then flush and close socket and pool.
+
+        Raises PoolError where the last outcomes cannot be written.
+        """
+        try:
+            while not stop.is_set():
+                request = self._server.receive(RECEIVE_TIMEOUT_S)
+                if request is None:
+                    continue
+                try:
+                    answer = self.answer(request.message)
+                except Exception as error:
+                    # Whatever one request breaks must not end the service for all others.
+                    self.num_refused += 1
+                    self._server.refuse(request, _reason(error))
+                else:
+                    self._server.reply(request, answer.kind, answer.fields, answer.body)
+        finally:
+            self._server.close()
+            self.curation.close()
+
+    def answer(self, message: Message) -> Answer:
+        """The answer to one question. Raises ValueError for a malformed one, CuratorError for a refused one."""
+        if message.kind not in self._answers:
+            raise ValueError(f"unknown kind '{message.kind}'; known: {', '.join(self._answers)}")
+        return self._answers[message.kind](message)
+
+    def _next(self, message: Message) -> Answer:
+        group_ids = message.fields.get("group_ids")
+        if not isinstance(group_ids, list) or not all(isinstance(g, str) and g for g in group_ids):
+            raise ValueError("group_ids: expected a list of texts that are not empty")
+        if not 1 <= len(group_ids) <= MAX_GROUPS_PER_CALL:
+            raise ValueError(f"group_ids: {len(group_ids)} of them; expected 1 to {MAX_GROUPS_PER_CALL}")
+        return Answer("picks", {}, (batch_to_bytes(picks_to_batch(self.curation.next(group_ids))),))
+
+    def _report(self, message: Message) -> Answer:
+        if len(message.body) != 1:
+            raise ValueError(f"report: expected one body, received {len(message.body)}")
+        batch = batch_from_bytes(message.body[0], OUTCOME_SCHEMA)
+        return Answer("reported", {"next_sequence": self.curation.report(outcomes_from_batch(batch))})
+
+    def _position(self, message: Message) -> Answer:
+        return Answer("position", self.curation.position()._asdict())
+
+    def _stats(self, message: Message) -> Answer:
+        return Answer("stats", self.curation.stats())
+
+    def _flush(self, message: Message) -> Answer:
+        return Answer("flushed", {"durable_sequence": self.curation.flush()})
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, CuratorError | ValueError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,134 @@
+"""Service and client over real sockets on loopback."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from curator.client import Curator, Picked, Refused, Reported
+from curator.pool import Pool
+from curator.service import CuratorService
+from curator.wire import Client, RemoteError, WireError
+from tests.curator.fakes import make_outcome, make_pool
+
+
+@contextmanager
+def running(pool: Pool, address: str = "tcp://127.0.0.1:*", *, flush_outcomes: int = 512) -> Iterator[CuratorService]:
+    service = CuratorService(pool, address, group_size=4, flush_outcomes=flush_outcomes, seed=1)
+    stop = threading.Event()
+    thread = threading.Thread(target=service.run, args=(stop,))
+    thread.start()
+    try:
+        yield service
+    finally:
+        stop.set()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[CuratorService], Curator]]:
+    curators: list[Curator] = []
+
+    def make(service: CuratorService) -> Curator:
+        curators.append(Curator(service.address, name="test", timeout_s=5, resend_s=0.1))
+        return curators[-1]
+
+    yield make
+    for curator in curators:
+        curator.close()
+
+
+Connect = Callable[[CuratorService], Curator]
+
+
+def test_picks_and_outcomes_cross_the_wire(tmp_path: Path, connect: Connect) -> None:
+    pool = make_pool(tmp_path / "pool", 10)
+    with running(pool) as service:
+        curator = connect(service)
+        picks = curator.next(["a", "b"])
+        assert [p.group_id for p in picks] == ["a", "b"]
+        assert all(p.problem in pool.problems() for p in picks)
+        assert curator.next(["b", "a"]) == picks[::-1]
+        outcomes = [make_outcome(0, picks[0].problem.problem_id, group_id="a")]
+        assert curator.report(outcomes) == 1
+        assert curator.report(outcomes) == 1
+        assert curator.position() == (1, 0)
+        assert curator.stats()["in_flight"] == 1
+        assert curator.flush() == 1
+        assert curator.position() == (1, 1)
+
+
+def test_a_sampler_asks_without_waiting(tmp_path: Path, connect: Connect) -> None:
+    with running(make_pool(tmp_path / "pool", 10)) as service:
+        curator = connect(service)
+        asked = curator.post_next(["a", "b"])
+        # Until the first answer there is one credit.
+        assert not curator.has_credit
+        with pytest.raises(WireError, match="no credit"):
+            curator.post_next(["c"])
+        (picked,) = curator.poll(5)
+        assert isinstance(picked, Picked)
+        assert (picked.id, [p.group_id for p in picked.picks]) == (asked, ["a", "b"])
+        reported, gap = curator.post_report([make_outcome(0)]), curator.post_report([make_outcome(5)])
+        answers = curator.poll(5)
+        while len(answers) < 2:
+            answers += curator.poll(5)
+        assert answers == [Reported(reported, 1), Refused(gap, "expected outcome 1, received 5")]
+
+
+def test_a_gap_is_refused_with_both_numbers_and_position_tells_where_to_go_on(tmp_path: Path, connect: Connect) -> None:
+    outcomes = [make_outcome(i) for i in range(5)]
+    with running(make_pool(tmp_path / "pool")) as service:
+        curator = connect(service)
+        with pytest.raises(RemoteError, match="expected outcome 0, received 2"):
+            curator.report(outcomes[2:])
+        start, _ = curator.position()
+        assert curator.report(outcomes[start:]) == 5
+
+
+def test_a_restarted_service_goes_on_at_its_address(tmp_path: Path, connect: Connect) -> None:
+    pool = make_pool(tmp_path / "pool", 50)
+    with running(pool) as service:
+        curator, address = connect(service), service.address
+        curator.report([make_outcome(0), make_outcome(1, "p0001")])
+        first = curator.next(["a", "b", "c"])
+        before = curator.stats()
+    with running(Pool.open(pool.path), address):
+        assert curator.position() == (2, 2)
+        # Nothing was learned in between and nothing is in flight, as at the first draw: it is the same draw.
+        assert curator.next(["a", "b", "c"]) == first
+        assert curator.stats() == before | {"durable_sequence": 2}
+
+
+def test_bad_requests_are_refused_and_the_service_lives(tmp_path: Path, connect: Connect) -> None:
+    with running(make_pool(tmp_path / "pool")) as service:
+        client = Client(service.address, name="stranger", peer="curator")
+        requests: list[tuple[str, dict[str, Any], tuple[bytes, ...], str]] = [
+            ("dance", {}, (), "unknown kind 'dance'; known: next, report"),
+            ("next", {}, (), "group_ids: expected a list"),
+            ("next", {"group_ids": []}, (), "group_ids: 0 of them"),
+            ("next", {"group_ids": ["a", 1]}, (), "group_ids: expected a list"),
+            ("report", {}, (), "report: expected one body, received 0"),
+            ("report", {}, (b"rubbish",), "not an Arrow stream"),
+            ("report", {}, (b"",), "Arrow|one record batch"),
+        ]
+        for kind, fields, body, reason in requests:
+            with pytest.raises(RemoteError, match=reason):
+                client.call(kind, fields, body, timeout_s=5)
+        client.close()
+        assert service.num_refused == 7
+        assert len(connect(service).next(["a"])) == 1
+
+
+def test_a_stop_flushes_and_frees_the_pool(tmp_path: Path, connect: Connect) -> None:
+    pool = make_pool(tmp_path / "pool")
+    with running(pool) as service:
+        connect(service).report([make_outcome(0)])
+        assert Pool.open(pool.path).last_sequence() == -1
+    opened = Pool.open(pool.path)
+    assert opened.last_sequence() == 0
+    opened.become_writer()

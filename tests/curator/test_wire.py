@@ -1,0 +1,175 @@
+"""Messages arrive once, answers are given again to repeats, and every wait ends."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from curator.wire import Client, Keys, RemoteError, Request, Server, WireError, WireTimeout
+
+
+@contextmanager
+def serving(server: Server, answer: Callable[[Request], None]) -> Iterator[None]:
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.is_set():
+            request = server.receive(0.05)
+            if request is not None:
+                answer(request)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        server.close()
+
+
+def test_a_call_brings_fields_and_bodies_there_and_back() -> None:
+    server = Server()
+    seen: list[Request] = []
+
+    def answer(request: Request) -> None:
+        seen.append(request)
+        server.reply(request, "done", {"n": 2}, (b"x", b"\0y"))
+
+    with serving(server, answer):
+        client = Client(server.address, name="a")
+        reply = client.call("do", {"k": [1, None]}, (b"body",))
+        client.close()
+    assert (reply.kind, reply.fields, reply.body) == ("done", {"n": 2}, (b"x", b"\0y"))
+    assert (seen[0].message.kind, seen[0].message.fields, seen[0].message.body) == ("do", {"k": [1, None]}, (b"body",))
+
+
+def test_a_repeat_is_answered_again_and_handled_once() -> None:
+    server = Server()
+    handled = []
+
+    def slow_once(request: Request) -> None:
+        handled.append(request.message.id)
+        time.sleep(0.3)
+        server.reply(request, "done")
+
+    with serving(server, slow_once):
+        # Sent again every 0.1 s while the server sleeps: the repeats are found to be repeats.
+        client = Client(server.address, name="a", resend_s=0.1)
+        assert client.call("do").kind == "done"
+        assert client.call("do").kind == "done"
+        client.close()
+    assert handled == ["1", "2"]
+
+
+def test_a_message_sent_before_the_server_is_there_is_answered_once_it_is() -> None:
+    first = Server()
+    address = first.address
+    first.close()
+    client = Client(address, name="a", resend_s=0.2)
+    client.post("do")
+    assert client.poll(0.3) == []
+    server = Server(address)
+    with serving(server, lambda request: server.reply(request, "done")):
+        deadline = time.monotonic() + 5
+        answers = []
+        while not answers and time.monotonic() < deadline:
+            answers = client.poll(0.2)
+        client.close()
+    assert [answer.kind for answer in answers] == ["done"]
+
+
+def test_credits_bound_what_is_unanswered() -> None:
+    server = Server(credits=3)
+    held: list[Request] = []
+
+    def hold(request: Request) -> None:
+        if request.message.kind == "hello":
+            server.reply(request, "welcome")
+        else:
+            held.append(request)
+
+    with serving(server, hold):
+        client = Client(server.address, name="a", peer="buffer")
+        assert client.credits == 1  # until the server says more
+        client.call("hello")
+        for _ in range(3):
+            client.post("insert")
+        assert not client.has_credit
+        with pytest.raises(WireError, match="a: no credit left at buffer"):
+            client.post("insert")
+        client.close()
+
+
+def test_answers_to_posts_survive_a_call() -> None:
+    server = Server()
+    with serving(server, lambda request: server.reply(request, request.message.kind)):
+        client = Client(server.address, name="a")
+        posted = client.post("first")
+        assert client.call("second").kind == "second"
+        assert [(m.id, m.kind) for m in client.poll(1.0)] == [(posted, "first")]
+        client.close()
+
+
+def test_a_refusal_and_a_silence_name_who_and_what() -> None:
+    server = Server()
+
+    def refuse_or_ignore(request: Request) -> None:
+        if request.message.kind == "bad":
+            server.refuse(request, "no such thing")
+
+    with serving(server, refuse_or_ignore):
+        client = Client(server.address, name="sampler-0", peer="buffer")
+        with pytest.raises(RemoteError, match="buffer refused 'bad': no such thing"):
+            client.call("bad")
+        with pytest.raises(WireTimeout, match=r"sampler-0: buffer did not answer 'lease' within 0\.2 s"):
+            client.call("lease", timeout_s=0.2)
+        client.close()
+
+
+def test_beyond_loopback_keys_are_required() -> None:
+    with pytest.raises(ValueError, match="needs CURVE keys"):
+        Server("tcp://0.0.0.0:*")
+    keys = Keys.generate()
+    server = Server("tcp://0.0.0.0:*", keys=keys)
+    address = server.address.replace("0.0.0.0", "127.0.0.1")
+    with serving(server, lambda request: server.reply(request, "done")):
+        client = Client(address, name="a", keys=Keys.generate(server_public=keys.public))
+        assert client.call("do").kind == "done"
+        client.close()
+        stranger = Client(address, name="b", keys=Keys.generate(server_public=Keys.generate().public))
+        with pytest.raises(WireTimeout):
+            stranger.call("do", timeout_s=0.5)
+        stranger.close()
+
+
+def test_a_taken_address_is_named() -> None:
+    server = Server()
+    with pytest.raises(WireError, match="Address already in use"):
+        Server(server.address)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"rubbish",
+        b"[]",
+        b'{"v": 1, "kind": "do", "id": ["a"], "credits": 0, "fields": {}}',
+        b'{"v": 1, "kind": "do", "id": "a", "credits": Infinity, "fields": {}}',
+        b'{"v": 1, "kind": "do", "id": "a", "credits": 0, "fields": []}',
+        b'{"v": 9, "kind": "do", "id": "a", "credits": 0, "fields": {}}',
+        b"[" * 100_000,
+    ],
+)
+def test_rubbish_is_counted_and_harms_nobody(header: bytes) -> None:
+    server = Server()
+    with serving(server, lambda request: server.reply(request, "done")):
+        client = Client(server.address, name="a")
+        client._socket.send_multipart([header])
+        assert client.call("do").kind == "done"
+        client.close()
+    assert server.num_refused == 1

@@ -1,0 +1,36 @@
+"""Metrics are whole lines, and readable by any JSON reader."""
+
+import json
+import math
+from pathlib import Path
+
+from stream_grpo.metrics import FILE_NAME, MetricsLog, MetricsReader
+
+
+def test_a_line_is_one_json_object_and_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, "learner", clock=lambda: 5.0)
+    log.write("step", {"step": 1, "loss": math.nan, "age": {"max": math.inf, "mean": 0.5}})
+    expected = {"time_s": 5.0, "source": "learner", "event": "step", "step": 1, "loss": None}
+    assert json.loads((tmp_path / FILE_NAME).read_text()) == {**expected, "age": {"max": None, "mean": 0.5}}
+
+
+def test_a_reader_takes_each_whole_line_once_and_no_half_line(tmp_path: Path) -> None:
+    reader = MetricsReader(tmp_path)
+    assert list(reader.new_lines()) == []
+    MetricsLog(tmp_path, "a").write("x", {"n": 1})
+    with (tmp_path / FILE_NAME).open("a") as file:
+        file.write('{"half": ')
+    assert [line["n"] for line in reader.new_lines()] == [1]
+    with (tmp_path / FILE_NAME).open("a") as file:
+        file.write("2}\n")
+    assert list(reader.new_lines()) == [{"half": 2}]
+    assert list(reader.new_lines()) == []
+
+
+def test_two_writers_share_a_file(tmp_path: Path) -> None:
+    logs = [MetricsLog(tmp_path, source) for source in ("a", "b")]
+    for n in range(100):
+        logs[n % 2].write("x", {"n": n})
+    lines = list(MetricsReader(tmp_path).new_lines())
+    assert [line["n"] for line in lines] == list(range(100))
+    assert {line["source"] for line in lines} == {"a", "b"}
