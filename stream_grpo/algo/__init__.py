@@ -1,0 +1,1 @@
+"""The off-policy maths: five independent choices, each a pure function over tensors."""

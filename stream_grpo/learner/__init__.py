@@ -1,0 +1,1 @@
+"""The learner: leased groups in, new weights and checkpoints out."""

@@ -1,0 +1,183 @@
+"""From rollout groups to a train batch: checks, advantages, minibatches, padded microbatches. No torch.
+
+G rollouts of one group, B sequences, T tokens. Every [B, T] array is indexed by token: entry t belongs to token t, so
+nothing is shifted here (`logprobs.token_logprobs` does that, once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_grpo.types import Rollout, RolloutGroup
+
+AdvantageFunction = Callable[[NDArray[np.float64], NDArray[np.bool_]], NDArray[np.float64]]
+"""(rewards_G, valid_G) -> advantages_G. The reward of a rollout that is not valid is NaN."""
+
+LOGPROB_TOLERANCE = 1e-6
+"""How far above 0 rounding may carry a logprob."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """The sequences of one forward and backward, padded on the right."""
+
+    token_ids_BT: NDArray[np.int64]
+    """0 in the padding."""
+    lengths_B: NDArray[np.int64]
+    """Tokens of each sequence; what lies beyond is padding."""
+    mask_BT: NDArray[np.bool_]
+    """True where the token is a target of the loss: sampled by the policy, neither context nor padding."""
+    behavior_logprobs_BT: NDArray[np.float32]
+    """0 where mask is False."""
+    advantages_B: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minibatch:
+    """What one optimizer update consumes, and the counts its denominator is made of."""
+
+    microbatches: tuple[Microbatch, ...]
+    num_groups: int
+    num_sequences: int
+    """Sequences with at least one target token."""
+    num_tokens: int
+    """Target tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """All groups of one learner step."""
+
+    minibatches: tuple[Minibatch, ...]
+    num_groups: int
+    num_left_out: int
+    """Rollouts that were not valid: they enter neither baseline nor loss."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Trained sequences."""
+        return sum(minibatch.num_sequences for minibatch in self.minibatches)
+
+    @property
+    def num_tokens(self) -> int:
+        """Target tokens."""
+        return sum(minibatch.num_tokens for minibatch in self.minibatches)
+
+
+def make_train_batch(
+    groups: Sequence[RolloutGroup],
+    advantage: AdvantageFunction,
+    *,
+    vocab_size: int,
+    microbatch_tokens: int,
+    num_minibatches: int = 1,
+) -> TrainBatch:
+    """Check the groups, give every valid rollout its advantage, cut into minibatches of whole groups and pack those.
+
+    Minibatch i takes groups i, i + num_minibatches, ...: groups come oldest first, and so the ages are spread evenly.
+    The result depends on the order of the groups and on nothing else. Raises ValueError that names group and rollout.
+    """
+    if not groups or len(groups) < num_minibatches:
+        raise ValueError(f"{len(groups)} groups for {num_minibatches} minibatches")
+    trained = [trainable(group, advantage, vocab_size) for group in groups]
+    return TrainBatch(
+        minibatches=tuple(_minibatch(trained[i::num_minibatches], microbatch_tokens) for i in range(num_minibatches)),
+        num_groups=len(groups),
+        num_left_out=sum(len(group.rollouts) for group in groups) - sum(map(len, trained)),
+    )
+
+
+def trainable(group: RolloutGroup, advantage: AdvantageFunction, vocab_size: int) -> list[tuple[Rollout, float]]:
+    """The valid rollouts of a group with their advantages. Raises ValueError that names group and rollout."""
+    valid_G = np.array([rollout.valid for rollout in group.rollouts], dtype=np.bool_)
+    rewards_G = np.array([_reward(group, i) for i in range(len(group.rollouts))], dtype=np.float64)
+    for index in np.flatnonzero(valid_G):
+        for complaint in _complaints(group.rollouts[index], vocab_size):
+            raise ValueError(f"group {group.group_id}, rollout {index}: {complaint}")
+    advantages_G = advantage(rewards_G, valid_G)
+    if advantages_G.shape != rewards_G.shape or not np.isfinite(advantages_G).all():
+        raise ValueError(f"group {group.group_id}: advantages {advantages_G} for rewards {rewards_G}")
+    return [(group.rollouts[i], float(advantages_G[i])) for i in np.flatnonzero(valid_G)]
+
+
+def _reward(group: RolloutGroup, index: int) -> float:
+    rollout = group.rollouts[index]
+    if not rollout.valid or rollout.reward.reward is None:
+        return np.nan
+    if not np.isfinite(rollout.reward.reward):
+        raise ValueError(f"group {group.group_id}, rollout {index}: reward {rollout.reward.reward} is not finite")
+    return rollout.reward.reward
+
+
+def _complaints(rollout: Rollout, vocab_size: int) -> Iterable[str]:
+    """What would make a gradient wrong without a word; nothing for a sound rollout."""
+    ids, mask, logprobs = rollout.token_ids, rollout.loss_mask, rollout.behavior_logprobs
+    num_prompt = rollout.num_prompt_tokens
+    if not 0 < num_prompt < len(ids):
+        yield f"{num_prompt} prompt tokens of {len(ids)}: a prompt and a response are needed"
+    if not len(ids) == len(mask) == len(logprobs) == len(rollout.version_step):
+        yield (
+            f"{len(ids)} token ids, {len(mask)} of loss mask, {len(logprobs)} behavior logprobs, "
+            f"{len(rollout.version_step)} versions: all must be as many"
+        )
+    if mask[:num_prompt].any():
+        yield f"loss mask is set on prompt token {int(np.argmax(mask))}"
+    unsampled = mask & (rollout.version_step < 0)
+    if unsampled.any():
+        yield f"loss mask is set on token {int(np.argmax(unsampled))}, which no policy version sampled"
+    targets = logprobs[mask]
+    if not np.isfinite(targets).all() or (targets > LOGPROB_TOLERANCE).any():
+        bad = targets[~np.isfinite(targets) | (targets > LOGPROB_TOLERANCE)]
+        yield f"behavior logprob {float(bad[0])}: expected finite and at most 0"
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        yield f"token ids {int(ids.min())} to {int(ids.max())} outside the vocabulary of {vocab_size}"
+
+
+def _minibatch(trained: Sequence[Sequence[tuple[Rollout, float]]], microbatch_tokens: int) -> Minibatch:
+    rollouts = [pair for group in trained for pair in group]
+    packs = pack([len(rollout.token_ids) for rollout, _ in rollouts], microbatch_tokens)
+    return Minibatch(
+        microbatches=tuple(_pad([rollouts[i] for i in indices]) for indices in packs),
+        num_groups=len(trained),
+        num_sequences=len(rollouts),
+        num_tokens=sum(rollout.num_sampled_tokens for rollout, _ in rollouts),
+    )
+
+
+def pack(lengths: Sequence[int], microbatch_tokens: int) -> list[list[int]]:
+    """Cut sequences into packs whose padded size, count x longest, is at most `microbatch_tokens`.
+
+    Longest first, so that little is padding and memory runs out at once or not at all; equal lengths keep their
+    order. A sequence longer than the budget is a pack of its own.
+    """
+    packs: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if packs and (len(packs[-1]) + 1) * lengths[packs[-1][0]] <= microbatch_tokens:
+            packs[-1].append(index)
+        else:
+            packs.append([index])
+    return packs
+
+
+def _pad(rollouts: Sequence[tuple[Rollout, float]]) -> Microbatch:
+    lengths_B = np.array([len(rollout.token_ids) for rollout, _ in rollouts], dtype=np.int64)
+    shape = (len(rollouts), int(lengths_B.max()))
+    token_ids_BT = np.zeros(shape, dtype=np.int64)
+    mask_BT = np.zeros(shape, dtype=np.bool_)
+    behavior_logprobs_BT = np.zeros(shape, dtype=np.float32)
+    for row, (rollout, _) in enumerate(rollouts):
+        length = lengths_B[row]
+        token_ids_BT[row, :length] = rollout.token_ids
+        mask_BT[row, :length] = rollout.loss_mask
+        behavior_logprobs_BT[row, :length] = np.where(rollout.loss_mask, rollout.behavior_logprobs, 0.0)
+    return Microbatch(
+        token_ids_BT=token_ids_BT,
+        lengths_B=lengths_B,
+        mask_BT=mask_BT,
+        behavior_logprobs_BT=behavior_logprobs_BT,
+        advantages_B=np.array([advantage for _, advantage in rollouts], dtype=np.float64),
+    )

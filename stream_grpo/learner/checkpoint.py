@@ -1,0 +1,204 @@
+"""Checkpoints: complete or invisible, found by their manifest, loaded only when every file has its hash.
+
+A checkpoint is a folder `checkpoint-<branch>.<step>`. It is written beside its place under a hidden name, every file
+is synced and hashed, and one rename makes it visible. DeepSpeed's files are pickles: `verify` comes before any load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stream_grpo.errors import CheckpointError
+from stream_grpo.types import PolicyVersion
+
+MANIFEST = "manifest.json"
+CLIENT_STATE = "client_state.json"
+SCHEMA = 1
+_NAME = re.compile(r"checkpoint-(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint as its manifest describes it."""
+
+    path: Path
+    version: PolicyVersion
+    files: Mapping[str, tuple[int, str]]
+    """Path within the folder -> (size in bytes, sha256)."""
+
+    def client_state(self) -> dict[str, Any]:
+        """What the writer stored beside the engine's own files."""
+        state: dict[str, Any] = json.loads((self.path / CLIENT_STATE).read_text(encoding="utf-8"))
+        return state
+
+
+def write_checkpoint(
+    root: Path, version: PolicyVersion, write: Callable[[Path], None], client_state: Mapping[str, Any]
+) -> Path:
+    """Write a checkpoint of `version` under `root` and return its folder.
+
+    `write` fills an empty folder; `client_state` is plain JSON. After a crash at any moment the checkpoint is complete
+    or not visible. A damaged one in its place is kept under another name. Raises CheckpointError if a complete one is
+    there already.
+    """
+    place = root / f"checkpoint-{version}"
+    hidden = root / f".{place.name}.partial"
+    root.mkdir(parents=True, exist_ok=True)
+    if place.exists():
+        _set_aside_if_damaged(place)
+    shutil.rmtree(hidden, ignore_errors=True)
+    hidden.mkdir()
+    write(hidden)
+    (hidden / CLIENT_STATE).write_text(json.dumps(client_state, indent=1), encoding="utf-8")
+    manifest = {
+        "schema": SCHEMA,
+        "branch": version.branch,
+        "step": version.step,
+        "client_state": CLIENT_STATE,
+        "files": {name: {"bytes": size, "sha256": digest} for name, (size, digest) in _sync_and_hash(hidden).items()},
+    }
+    (hidden / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    _sync(hidden / MANIFEST)
+    for folder in [*(path for path in hidden.rglob("*") if path.is_dir()), hidden]:
+        _sync(folder)
+    hidden.rename(place)
+    _sync(root)
+    return place
+
+
+def newest_complete(root: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint under `root` whose files all have their hashes; a warning for every newer one passed over.
+
+    Nothing is removed: a damaged checkpoint stays for whoever wants to look at it.
+    """
+    warnings = [
+        f"{path.name}: writing was interrupted; not used, not removed" for path in sorted(root.glob(".*.partial"))
+    ]
+    for path in _newest_first(root):
+        try:
+            verify(path)
+        except CheckpointError as error:
+            warnings.append(f"{error}; not used, not removed")
+        else:
+            return path, warnings
+    return None, warnings
+
+
+def verify(path: Path) -> Checkpoint:
+    """Read the manifest and compare every file with it. Raises CheckpointError naming the first file that differs.
+
+    A file that the manifest does not know is refused too: it would be loaded without ever having been hashed.
+    """
+    checkpoint = _read(path)
+    for name, (_, digest) in checkpoint.files.items():
+        if _sha256(path / name) != digest:
+            raise CheckpointError(f"{path.name}: {name} differs from its sha256 in the manifest")
+    return checkpoint
+
+
+def prune(root: Path, keep: int) -> list[Path]:
+    """Remove all but the newest `keep` complete checkpoints and return the folders removed.
+
+    Complete means here: every file present with its size; hashes are left to `verify`, since they would cost a read
+    of everything kept. Damaged checkpoints neither count nor go.
+    """
+    if keep < 1:
+        raise ValueError(f"keep {keep}: expected 1 or more")
+    removed = [path for path in _newest_first(root) if _is_complete(path)][keep:]
+    for path in removed:
+        # Hidden first: a removal cut short must not look like a damaged checkpoint.
+        hidden = path.with_name(f".{path.name}.removed")
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+    return removed
+
+
+def _read(path: Path) -> Checkpoint:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        checkpoint = Checkpoint(
+            path=path,
+            version=PolicyVersion(int(manifest["branch"]), int(manifest["step"])),
+            files={name: (int(f["bytes"]), str(f["sha256"])) for name, f in manifest["files"].items()},
+        )
+        schema = manifest["schema"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path.name}: no readable {MANIFEST}: {error}") from error
+    if schema != SCHEMA:
+        raise CheckpointError(f"{path.name}: manifest of schema {schema}; this program reads {SCHEMA}")
+    if path.name != f"checkpoint-{checkpoint.version}":
+        raise CheckpointError(f"{path.name}: its manifest is that of version {checkpoint.version}")
+    found = {name: (path / name).stat().st_size for name in _files(path) if name != MANIFEST}
+    for name, (size, _) in checkpoint.files.items():
+        if found.get(name) != size:
+            there = "missing" if name not in found else f"{found[name]} bytes"
+            raise CheckpointError(f"{path.name}: {name} is {there}; the manifest says {size} bytes")
+    if unknown := sorted(found.keys() - checkpoint.files.keys()):
+        raise CheckpointError(f"{path.name}: {unknown[0]} is not in the manifest")
+    return checkpoint
+
+
+def _is_complete(path: Path) -> bool:
+    try:
+        _read(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _newest_first(root: Path) -> list[Path]:
+    found: list[tuple[PolicyVersion, Path]] = []
+    for path in root.glob("checkpoint-*"):
+        if (match := _NAME.fullmatch(path.name)) and path.is_dir():
+            found.append((PolicyVersion(int(match[1]), int(match[2])), path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _set_aside_if_damaged(place: Path) -> None:
+    try:
+        verify(place)
+    except CheckpointError:
+        number = sum(1 for _ in place.parent.glob(f"{place.name}.damaged-*"))
+        place.rename(place.with_name(f"{place.name}.damaged-{number}"))
+    else:
+        raise CheckpointError(f"{place.name}: there is a complete checkpoint of this version already")
+
+
+def _files(folder: Path) -> list[str]:
+    """Files below a folder, by relative name. Links are refused: what they point at can change."""
+    names: list[str] = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise CheckpointError(f"{folder.name}: {path.relative_to(folder)} is a link")
+        if path.is_file():
+            names.append(path.relative_to(folder).as_posix())
+    return names
+
+
+def _sync_and_hash(folder: Path) -> dict[str, tuple[int, str]]:
+    result: dict[str, tuple[int, str]] = {}
+    for name in _files(folder):
+        _sync(folder / name)
+        result[name] = ((folder / name).stat().st_size, _sha256(folder / name))
+    return result
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,188 @@
+"""The learner's loop: lease a batch, train on it, publish, keep a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from curator.wire import WireError
+from stream_grpo.config import Config
+from stream_grpo.errors import StallError
+from stream_grpo.learner.batching import TrainBatch, make_train_batch
+from stream_grpo.learner.checkpoint import newest_complete, prune, verify, write_checkpoint
+from stream_grpo.learner.lineage import Lineage
+from stream_grpo.metrics import MetricsLog
+from stream_grpo.transport.channels import LearnerChannel, Lease
+from stream_grpo.types import PolicyVersion, RolloutGroup
+from stream_grpo.weights.manifest import Probe
+from stream_grpo.weights.publisher import Publisher
+
+if TYPE_CHECKING:  # the loop itself needs no DeepSpeed
+    from stream_grpo.learner.engine import LearnerEngine
+
+
+class LearnerProcess:
+    """Owns the engine and the version count. Knows nothing of Ray."""
+
+    def __init__(
+        self,
+        config: Config,
+        engine: LearnerEngine,
+        channel: LearnerChannel,
+        publisher: Publisher,
+        metrics: MetricsLog,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._config, self._engine, self._channel = config, engine, channel
+        self._publisher, self._metrics, self._clock = publisher, metrics, clock
+        self._checkpoints = config.run_dir / "checkpoints"
+        self._lineage = Lineage.load(config.run_dir / "lineage.json")
+        self._probe_sequences = _first_probe(config, engine.vocab_size)
+        self._version = PolicyVersion(0, 0)
+        self._ledger: Mapping[str, Any] = {}
+        self._age_max = self._age_sum = self._num_trained = 0
+        self._busy_s = self._waited_s = self._last_step_at = 0.0
+
+    def run(self, stop: Event) -> None:
+        """Train until the last step or until told to stop; either way a checkpoint is left."""
+        self._restore()
+        self._channel.start(self._version, self._lineage.forks)
+        self._publish()
+        try:
+            self._train_until_done(stop)
+        except (StallError, WireError):
+            self._checkpoint()
+            raise
+        self._checkpoint()
+        self._engine.export(self._config.run_dir / "model")
+
+    def _train_until_done(self, stop: Event) -> None:
+        while self._version.step < self._config.run.num_steps:
+            lease = self._wait_for_batch(stop)
+            if lease is None:
+                return
+            self._train(lease)
+            if self._version.step % self._config.stream.publish_interval == 0:
+                self._publish()
+            if self._version.step % self._config.learner.checkpoint_interval == 0:
+                self._checkpoint()
+
+    def _restore(self) -> None:
+        """Continue from the newest complete checkpoint, on a new branch; from the start where there is none."""
+        path, warnings = newest_complete(self._checkpoints)
+        for warning in warnings:
+            self._metrics.write("warning", {"message": warning})
+        fork = PolicyVersion(0, 0)
+        if path is not None:
+            fork = verify(path).version
+            self._engine.load(path / "engine")
+        # A learner that has published before may have been ahead of its checkpoint: those versions stay taken.
+        self._version = self._lineage.open(fork)
+
+    def _wait_for_batch(self, stop: Event) -> Lease | None:
+        begun = self._clock()
+        while not stop.is_set():
+            lease = self._channel.lease(self._version, self._config.stream.groups_per_step)
+            waited_s = self._clock() - begun
+            if lease.groups:
+                self._waited_s += waited_s
+                return lease
+            if waited_s > self._config.stream.stall_timeout_s:
+                raise StallError(f"no batch for step {self._version.step + 1} in {waited_s:.0f} s: {lease.cause}")
+        return None
+
+    def _train(self, lease: Lease) -> None:
+        begun = self._clock()
+        waited_s, self._waited_s = self._waited_s, 0.0
+        values = self._engine.train_step(self._batch(lease.groups))
+        step_s = self._clock() - begun
+        self._busy_s += step_s
+        self._version = PolicyVersion(self._version.branch, self._version.step + 1)
+        self._last_step_at = self._clock()
+        self._ledger = self._channel.trained(
+            self._version,
+            [group.group_id for group in lease.groups],
+            {group.group_id: _tokens_by_fate(group) for group in lease.groups},
+        )
+        self._age_max = max(self._age_max, *lease.ages)
+        self._age_sum += sum(lease.ages)
+        self._num_trained += len(lease.ages)
+        self._probe_sequences = _probe_from(lease.groups, self._config.weights.num_probe_sequences)
+        self._metrics.write("step", self._step_record(lease, values, step_s, waited_s))
+
+    def _batch(self, groups: Sequence[RolloutGroup]) -> TrainBatch:
+        return make_train_batch(
+            groups,
+            self._engine.advantages,
+            vocab_size=self._engine.vocab_size,
+            microbatch_tokens=self._config.learner.microbatch_tokens,
+            num_minibatches=self._config.learner.num_minibatches,
+        )
+
+    def _step_record(self, lease: Lease, values: Mapping[str, float], step_s: float, waited_s: float) -> dict[str, Any]:
+        rollouts = [rollout for group in lease.groups for rollout in group.rollouts]
+        rewards = [r.reward.reward for r in rollouts if r.reward.reward is not None]
+        return {
+            "step": self._version.step,
+            "branch": self._version.branch,
+            "reward_mean": float(np.mean(rewards)) if rewards else None,
+            "response_tokens_mean": float(np.mean([r.num_sampled_tokens for r in rollouts])),
+            "age_max": max(lease.ages),
+            "age_mean": float(np.mean(lease.ages)),
+            "step_s": step_s,
+            "waited_s": waited_s,
+            "learner_busy_s": self._busy_s,
+            **values,
+            "groups": self._ledger["groups"],
+            "tokens": self._ledger["tokens"],
+        }
+
+    def _publish(self) -> None:
+        """Hand the weights to the samplers, with a probe that proves them."""
+        logprobs = self._engine.probe_logprobs(self._probe_sequences)
+        probe = Probe(tuple(map(tuple, self._probe_sequences)), tuple(map(tuple, logprobs)))
+        self._publisher.publish(self._version, self._lineage.forks, self._engine.named_weights(), probe)
+
+    def _checkpoint(self) -> None:
+        if (self._checkpoints / f"checkpoint-{self._version}").exists():
+            return
+        state = {"version": list(self._version), "forks": {str(b): list(f) for b, f in self._lineage.forks.items()}}
+        write_checkpoint(self._checkpoints, self._version, lambda p: self._engine.save(p / "engine", state), state)
+        prune(self._checkpoints, self._config.learner.keep_checkpoints)
+        self._channel.checkpointed(self._version)
+
+    def status(self) -> dict[str, Any]:
+        """What the launcher shows and sums up; safe from another thread."""
+        return {
+            "version": list(self._version),
+            "busy_s": self._busy_s,
+            "last_step_at": self._last_step_at,
+            "age_max": self._age_max,
+            "age_mean": self._age_sum / self._num_trained if self._num_trained else 0.0,
+            "num_trained": self._num_trained,
+            "ledger": dict(self._ledger),
+        }
+
+
+def _tokens_by_fate(group: RolloutGroup) -> dict[str, int]:
+    """Sampled tokens of the rollouts that entered the loss, and of those that were left out of it."""
+    trained = sum(r.num_sampled_tokens for r in group.rollouts if r.valid)
+    return {"trained": trained, "masked": group.num_sampled_tokens - trained}
+
+
+def _first_probe(config: Config, vocab_size: int) -> list[list[int]]:
+    """Before anything is sampled: token ids drawn from the run's seed."""
+    rng = np.random.default_rng(config.run.seed)
+    length = min(32, config.model.max_length_tokens - 1)
+    shape = (config.weights.num_probe_sequences, length)
+    ids: list[list[int]] = rng.integers(0, vocab_size, shape).tolist()
+    return ids
+
+
+def _probe_from(groups: Sequence[RolloutGroup], num_sequences: int) -> list[list[int]]:
+    """The first rollout of the first groups of a batch: what the policy really writes."""
+    return [group.rollouts[0].token_ids.tolist() for group in groups[:num_sequences]]

@@ -1,0 +1,120 @@
+"""Checkpoints are complete or invisible, and a damaged one is passed over, named and kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stream_grpo.errors import CheckpointError
+from stream_grpo.learner.checkpoint import newest_complete, prune, verify, write_checkpoint
+from stream_grpo.types import PolicyVersion
+
+
+def write_weights(folder: Path) -> None:
+    (folder / "engine").mkdir()
+    (folder / "engine" / "weights.pt").write_bytes(b"w" * 1000)
+    (folder / "latest").write_text("engine")
+
+
+def checkpoint(root: Path, step: int, branch: int = 0) -> Path:
+    return write_checkpoint(root, PolicyVersion(branch, step), write_weights, {"step": step})
+
+
+def test_a_written_checkpoint_is_found_with_its_state(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "checkpoints", 10)
+    assert newest_complete(tmp_path / "checkpoints") == (path, [])
+    found = verify(path)
+    assert found.version == PolicyVersion(0, 10)
+    assert found.client_state() == {"step": 10}
+    assert sorted(found.files) == ["client_state.json", "engine/weights.pt", "latest"]
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-0.10"]
+
+
+def test_newest_is_by_number_and_branch_comes_first(tmp_path: Path) -> None:
+    for branch, step in ((0, 9), (0, 10), (1, 2)):
+        checkpoint(tmp_path, step, branch)
+    path, _ = newest_complete(tmp_path)
+    assert path is not None
+    assert path.name == "checkpoint-1.2"
+    assert [p.name for p in prune(tmp_path, 1)] == ["checkpoint-0.10", "checkpoint-0.9"]
+
+
+def test_nothing_there_is_no_checkpoint(tmp_path: Path) -> None:
+    assert newest_complete(tmp_path) == (None, [])
+    assert newest_complete(tmp_path / "missing") == (None, [])
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "extra", "manifest", "no manifest", "renamed"])
+def test_a_damaged_newest_is_passed_over_named_and_kept(tmp_path: Path, damage: str) -> None:
+    sound, broken = checkpoint(tmp_path, 10), checkpoint(tmp_path, 20)
+    weights, manifest = broken / "engine" / "weights.pt", broken / "manifest.json"
+    if damage == "truncated":
+        weights.write_bytes(b"w" * 500)
+    elif damage == "flipped":
+        weights.write_bytes(b"w" * 999 + b"x")
+    elif damage == "missing":
+        weights.unlink()
+    elif damage == "extra":
+        (broken / "engine" / "more.pt").write_bytes(b"pickle")
+    elif damage == "manifest":
+        manifest.write_text(manifest.read_text()[:50])
+    elif damage == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"step": 21}))
+    path, warnings = newest_complete(tmp_path)
+    assert path == sound
+    assert len(warnings) == 1
+    assert "checkpoint-0.20" in warnings[0]
+    assert broken.exists()
+
+
+def test_a_writer_that_dies_leaves_the_older_one_and_is_named(tmp_path: Path) -> None:
+    sound = checkpoint(tmp_path, 10)
+
+    def die(folder: Path) -> None:
+        write_weights(folder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(tmp_path, PolicyVersion(0, 20), die, {})
+    path, warnings = newest_complete(tmp_path)
+    assert path == sound
+    assert len(warnings) == 1
+    assert "checkpoint-0.20" in warnings[0]
+    assert "interrupted" in warnings[0]
+    checkpoint(tmp_path, 20)
+    path, warnings = newest_complete(tmp_path)
+    assert path is not None
+    assert path.name == "checkpoint-0.20"
+    assert warnings == []
+
+
+def test_writing_again_keeps_the_damaged_and_refuses_over_the_complete(tmp_path: Path) -> None:
+    first = checkpoint(tmp_path, 20)
+    with pytest.raises(CheckpointError, match="complete checkpoint of this version"):
+        checkpoint(tmp_path, 20)
+    (first / "latest").unlink()
+    checkpoint(tmp_path, 20)
+    assert verify(first).version == PolicyVersion(0, 20)
+    assert (tmp_path / "checkpoint-0.20.damaged-0" / "engine" / "weights.pt").exists()
+
+
+def test_prune_keeps_the_newest_complete_and_every_damaged_one(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40):
+        checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-0.40" / "latest").unlink()
+    assert [p.name for p in prune(tmp_path, 2)] == ["checkpoint-0.10"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-0.20", "checkpoint-0.30", "checkpoint-0.40"]
+    with pytest.raises(ValueError, match="expected 1 or more"):
+        prune(tmp_path, 0)
+
+
+def test_a_link_is_refused(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, 10)
+    (path / "latest").unlink()
+    (path / "latest").symlink_to(path / "engine" / "weights.pt")
+    with pytest.raises(CheckpointError, match="latest is a link"):
+        verify(path)

@@ -1,0 +1,175 @@
+"""The learner's loop with a fake engine and a fake buffer: the order of what it does, restores, and its deadlines."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from curator.wire import Client, Server
+from stream_grpo.config import Config, parse
+from stream_grpo.errors import StallError
+from stream_grpo.learner.process import LearnerProcess
+from stream_grpo.metrics import MetricsLog, MetricsReader
+from stream_grpo.transport.channels import LearnerChannel
+from stream_grpo.transport.codec import encode_group
+from stream_grpo.types import PolicyVersion
+from stream_grpo.weights.publisher import Publisher
+from stream_grpo.weights.subscriber import Subscriber
+from tests.fakes import make_group
+
+
+class FakeEngine:
+    """One weight that counts train steps."""
+
+    vocab_size = 100
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+
+    def advantages(self, rewards_G: np.ndarray, valid_G: np.ndarray) -> np.ndarray:
+        return np.where(valid_G, rewards_G - np.nanmean(rewards_G), 0.0)
+
+    def train_step(self, batch: Any) -> dict[str, float]:
+        self.weight += 1
+        return {"loss": -1.0}
+
+    def probe_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [[-1.0] * (len(ids) - 1) for ids in sequences]
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "w", torch.tensor([self.weight])
+
+    def save(self, directory: Path, client_state: Mapping[str, Any]) -> None:
+        directory.mkdir(parents=True)
+        (directory / "weight.json").write_text(json.dumps(self.weight))
+
+    def load(self, directory: Path) -> dict[str, Any]:
+        self.weight = json.loads((directory / "weight.json").read_text())
+        return {}
+
+    def export(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        (directory / "weight.json").write_text(json.dumps(self.weight))
+
+
+class FakeBuffer:
+    """Leases the same two groups for every step, and writes down what it is told."""
+
+    def __init__(self, empty_leases: int = 0) -> None:
+        self.server = Server()
+        self.heard: list[tuple[str, Any]] = []
+        self._empty_leases = empty_leases
+
+    def answer(self, request: Any) -> None:
+        kind, fields = request.message.kind, request.message.fields
+        self.heard.append((kind, fields.get("version")))
+        if kind == "lease" and self._empty_leases > 0:
+            self._empty_leases -= 1
+            self.server.reply(request, "batch", {"ages": [], "cause": "waits for group g7 of sampler-0"})
+        elif kind == "lease":
+            groups = [encode_group(make_group(name)) for name in ("g0", "g1")]
+            self.server.reply(request, "batch", {"ages": [0, 2], "cause": ""}, groups)
+        else:
+            self.server.reply(request, "counted", {"groups": {}, "tokens": {}, "closes": True})
+
+
+@contextmanager
+def serving(buffer: FakeBuffer) -> Iterator[LearnerChannel]:
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.is_set():
+            if (request := buffer.server.receive(0.02)) is not None:
+                buffer.answer(request)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    client = Client(buffer.server.address, name="learner", peer="buffer")
+    try:
+        yield LearnerChannel(client)
+    finally:
+        client.close()
+        stop.set()
+        thread.join()
+        buffer.server.close()
+
+
+def configuration(tmp_path: Path, **sections: dict[str, Any]) -> Config:
+    run = {"root": str(tmp_path), "name": "r", "num_steps": 5, **sections.pop("run", {})}
+    stream = {"groups_per_step": 2, "publish_interval": 2, **sections.pop("stream", {})}
+    (tmp_path / "r").mkdir(exist_ok=True)
+    tree = {"model": {"path": "m"}, "run": run, "stream": stream, "learner": {"checkpoint_interval": 3}, **sections}
+    return parse(tree, "test")
+
+
+def learner(config: Config, channel: LearnerChannel, engine: FakeEngine, clock: Any = None) -> LearnerProcess:
+    publisher = Publisher(config.run_dir / "weights", config.weights.keep_versions)
+    metrics = MetricsLog(config.run_dir, "learner")
+    arguments = {} if clock is None else {"clock": clock}
+    return LearnerProcess(config, engine, channel, publisher, metrics, **arguments)  # type: ignore[arg-type]
+
+
+def test_it_announces_publishes_and_then_steps_leases_and_checkpoints_in_order(tmp_path: Path) -> None:
+    config, buffer = configuration(tmp_path), FakeBuffer()
+    with serving(buffer) as channel:
+        learner(config, channel, FakeEngine()).run(threading.Event())
+    expected: list[tuple[str, Any]] = [("start", [0, 0])]
+    for step in range(5):
+        # A step is leased against the version it starts from and reported with the version it makes.
+        expected += [("lease", [0, step]), ("trained", [0, step + 1])]
+        # checkpoint_interval 3, and one at the end
+        expected += [("checkpointed", [0, step + 1])] if step + 1 in (3, 5) else []
+    assert buffer.heard == expected
+    # publish_interval 2: versions 0, 2 and 4; the last step is exported, not published
+    assert Subscriber(config.run_dir / "weights").newest() == PolicyVersion(0, 4)
+    assert json.loads((config.run_dir / "model" / "weight.json").read_text()) == 5.0
+    steps = [line for line in MetricsReader(config.run_dir).new_lines() if line["event"] == "step"]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5]
+    assert (steps[0]["age_max"], steps[0]["age_mean"]) == (2, 1.0)
+
+
+def test_a_restore_opens_a_new_branch_at_the_checkpoint_and_publishes_at_once(tmp_path: Path) -> None:
+    config = configuration(tmp_path)
+    with serving(FakeBuffer()) as channel:
+        learner(config, channel, FakeEngine()).run(threading.Event())
+    longer = configuration(tmp_path, run={"num_steps": 7})
+    engine, buffer = FakeEngine(), FakeBuffer()
+    with serving(buffer) as channel:
+        learner(longer, channel, engine).run(threading.Event())
+    # The checkpoint of step 5 held weight 5; two more steps make 7 and never a step twice.
+    assert engine.weight == 7.0
+    assert buffer.heard[:2] == [("start", [1, 5]), ("lease", [1, 5])]
+    assert [version for kind, version in buffer.heard if kind == "trained"] == [[1, 6], [1, 7]]
+    assert Subscriber(longer.run_dir / "weights").newest() == PolicyVersion(1, 6)
+
+
+def test_a_batch_that_never_comes_ends_with_its_cause_and_a_checkpoint(tmp_path: Path) -> None:
+    config, seconds = configuration(tmp_path), iter(range(0, 10**6, 100))
+    with (
+        serving(FakeBuffer(empty_leases=1000)) as channel,
+        pytest.raises(StallError, match=r"no batch for step 1 .*: waits for group g7 of sampler-0"),
+    ):
+        learner(config, channel, FakeEngine(), clock=lambda: float(next(seconds))).run(threading.Event())
+    assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == ["checkpoint-0.0"]
+
+
+def test_a_stop_ends_the_wait_and_leaves_a_checkpoint(tmp_path: Path) -> None:
+    config, stop = configuration(tmp_path), threading.Event()
+    buffer = FakeBuffer(empty_leases=10**6)
+    with serving(buffer) as channel:
+        thread = threading.Thread(target=learner(config, channel, FakeEngine()).run, args=(stop,))
+        thread.start()
+        while ("lease", [0, 0]) not in buffer.heard:
+            pass
+        stop.set()
+        thread.join(5)
+        assert not thread.is_alive()
+    assert (config.run_dir / "checkpoints" / "checkpoint-0.0").exists()
