@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from stream_grpo.types import Decision, EndReason, PolicyVersion, RewardResult, Rollout, RolloutGroup
+from stream_grpo.types import (
+    Decision,
+    EndReason,
+    Generation,
+    GenerationRequest,
+    PolicyVersion,
+    RewardResult,
+    Rollout,
+    RolloutGroup,
+)
+from stream_grpo.weights.manifest import TensorSpec
+
+START = PolicyVersion(0, 0)
 
 
 def make_rollout(
@@ -14,7 +27,7 @@ def make_rollout(
     *,
     num_prompt: int = 3,
     num_response: int = 4,
-    version: PolicyVersion | Sequence[PolicyVersion] = PolicyVersion(0, 0),
+    version: PolicyVersion | Sequence[PolicyVersion] = START,
     end_reason: EndReason = EndReason.EOS,
     logprob: float = -0.5,
     seed: int = 0,
@@ -56,3 +69,55 @@ def make_group(
         finished_at_s=101.5,
         rollouts=tuple(make_rollout(r, seed=i, **rollout) for i, r in enumerate(rewards)),  # type: ignore[arg-type]
     )
+
+
+class FakeEngine:
+    """One token a step, id 7, logprob -0.5, ends by length; probe logprobs are -1 plus `probe_error`."""
+
+    def __init__(self, num_slots: int = 64) -> None:
+        self.num_slots, self.probe_error, self.version = num_slots, 0.0, PolicyVersion(0, 0)
+        self.events: list[tuple[object, ...]] = []
+        self._running: dict[str, tuple[GenerationRequest, list[PolicyVersion]]] = {}
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._running)
+
+    def add(self, request: GenerationRequest) -> None:
+        self.events.append(("add", request.request_id))
+        self._running[request.request_id] = (request, [])
+
+    def step(self) -> list[Generation]:
+        self.events.append(("step", len(self._running)))
+        for _, versions in self._running.values():
+            versions.append(self.version)
+        done = [name for name, (request, versions) in self._running.items() if len(versions) == request.max_new_tokens]
+        return [self._end(name, EndReason.LENGTH) for name in done]
+
+    def abort(self, request_ids: Iterable[str]) -> list[Generation]:
+        names = [name for name in request_ids if name in self._running]
+        self.events += [("abort", name) for name in names]
+        return [self._end(name, EndReason.ABORT) for name in names]
+
+    def _end(self, name: str, reason: EndReason) -> Generation:
+        _, versions = self._running.pop(name)
+        ids, logprobs = np.full(len(versions), 7, np.int32), np.full(len(versions), -0.5, np.float32)
+        return Generation(
+            request_id=name, token_ids=ids, logprobs=logprobs, versions=tuple(versions), end_reason=reason
+        )
+
+    def expected_tensors(self) -> dict[str, TensorSpec]:
+        return {"w": TensorSpec((2,), "float32")}
+
+    def apply_weights(self, named_tensors: Mapping[str, Any], version: PolicyVersion, *, recompute_kv: bool) -> float:
+        self.events.append(("weights", version))
+        self.version = version
+        return 0.001
+
+    def prompt_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [[-1.0 + self.probe_error] * (len(ids) - 1) for ids in sequences]
+
+    def clear_kv(self) -> None:
+        self.events.append(("clear_kv",))
+
+    def close(self) -> None: ...

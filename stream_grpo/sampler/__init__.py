@@ -1,0 +1,1 @@
+"""The sampler: vLLM, its rollouts and its loop."""

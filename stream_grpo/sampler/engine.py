@@ -1,0 +1,274 @@
+"""vLLM in this process, owned by the caller's thread: weights change between two steps. The only file with vLLM."""
+# ruff: noqa: E402  (vLLM reads its environment at import, so that some lines must come before)
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stream_grpo.sampler.environment import ALWAYS
+
+# Without these the engine cannot work as described; who starts the process sets the rest (`environment`).
+for _name, _value in ALWAYS.items():
+    os.environ.setdefault(_name, _value)
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.inputs import TokensPrompt
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import FinishReason
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from stream_grpo.config import Config
+from stream_grpo.errors import WeightsError
+from stream_grpo.sampler.generation import end_reason, logprobs_of_sampled, versions_of_spans
+from stream_grpo.sampler.prompts import end_token_ids, load_tokenizer
+from stream_grpo.types import EndReason, Generation, GenerationRequest, PolicyVersion
+from stream_grpo.weights.manifest import TensorSpec, model_tensors
+
+# A probe goes before everything that waits; all others run in the order in which they were added.
+_PROBE_PRIORITY, _PRIORITY = 0, 1
+_BATCHED_TOKENS_ON_CPU = 4096
+_OF_THE_MODEL_FOLDER = PolicyVersion(0, 0)
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    internal_id: str
+    """vLLM's own id of the request."""
+    mixed_context_from: int | None = None
+
+
+class InProcessEngine:
+    """The engine of `generation.Engine` on vLLM."""
+
+    def __init__(self, config: Config, version: PolicyVersion = _OF_THE_MODEL_FOLDER) -> None:
+        """Load the model folder, whose weights are `version`. Every request brings its own seed."""
+        self._sampler = config.sampler
+        self._eos_token_ids = end_token_ids(config.model.path, load_tokenizer(config.model.path))
+        self._expected = model_tensors(config.model.path, config.model.dtype)
+        if current_platform.is_cpu():
+            torch.set_num_threads(config.sampler.num_threads)
+        self._llm: Any = LLMEngine.from_engine_args(EngineArgs(**_engine_args(config)))
+        self._llm.set_weight_version(str(version))
+        self._unfinished: dict[str, _Unfinished] = {}
+        # Finished while a probe ran; not given back yet.
+        self._held: dict[str, Generation] = {}
+        self._num_added = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that run at once; a probe has slots of its own."""
+        return self._sampler.max_num_seqs
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were added and neither given back by `step` nor aborted."""
+        return len(self._unfinished) + len(self._held)
+
+    def expected_tensors(self) -> Mapping[str, TensorSpec]:
+        """What `apply_weights` takes: the tensors of the model folder, in the run's dtype."""
+        return self._expected
+
+    def add(self, request: GenerationRequest) -> None:
+        """Take a request. Raises ValueError for an id in use or a prompt that vLLM refuses."""
+        if request.request_id in self._unfinished or request.request_id in self._held:
+            raise ValueError(f"request {request.request_id} is still unfinished")
+        params = SamplingParams(
+            temperature=self._sampler.temperature,
+            max_tokens=request.max_new_tokens,
+            seed=request.seed,
+            logprobs=0,
+            stop_token_ids=sorted(self._eos_token_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        internal_id = self._submit(request.request_id, request.prompt_ids, params, _PRIORITY)
+        self._unfinished[request.request_id] = _Unfinished(internal_id)
+
+    def step(self) -> list[Generation]:
+        """Sample one token of every running sequence; the generations that have finished."""
+        self._step_and_hold()
+        finished = list(self._held.values())
+        self._held.clear()
+        return finished
+
+    def abort(self, request_ids: Iterable[str]) -> list[Generation]:
+        """End requests now; what they have so far comes back, as `abort` unless it had finished."""
+        ended: list[Generation] = []
+        internal_ids: list[str] = []
+        for request_id in list(request_ids):
+            if request_id in self._held:
+                ended.append(self._held.pop(request_id))
+            elif request_id in self._unfinished:
+                internal_id = self._unfinished[request_id].internal_id
+                # vLLM drops the output of an aborted request in this mode, so that it is asked for before.
+                state = self._llm.output_processor.request_states[internal_id]
+                ended.append(self._generation(state.make_request_output([], None, FinishReason.ABORT, None)))
+                internal_ids.append(internal_id)
+        self._llm.abort_request(internal_ids, internal=True)
+        return ended
+
+    def apply_weights(self, named_tensors: Mapping[str, Any], version: PolicyVersion, *, recompute_kv: bool) -> float:
+        """Replace the weights; names, shapes and values are checked before (`weights.subscriber`)."""
+        started = time.perf_counter()
+        try:
+            self._llm.collective_rpc(_reload, args=(named_tensors, self._llm.vllm_config))
+        except Exception as error:
+            raise WeightsError(f"weights {version}: the engine could not load them: {error!r}") from error
+        self._llm.set_weight_version(str(version))
+        if recompute_kv:
+            self._llm.reset_prefix_cache(reset_running_requests=True)
+        else:
+            self._mark_mixed_contexts()
+        return time.perf_counter() - started
+
+    def prompt_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """At temperature 1 (vLLM leaves temperature out of prompt logprobs), of every token after the first."""
+        params = SamplingParams(
+            temperature=1.0,
+            max_tokens=1,
+            seed=0,
+            prompt_logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        names = [f"probe-{self._num_added}-{i}" for i in range(len(sequences))]
+        for name, ids in zip(names, sequences, strict=True):
+            self._submit(name, ids, params, _PROBE_PRIORITY)
+        outputs: dict[str, Any] = {}
+        while len(outputs) < len(names):
+            outputs |= self._step_and_hold()
+        return [
+            _after_the_first(outputs[name].prompt_logprobs, ids) for name, ids in zip(names, sequences, strict=True)
+        ]
+
+    def clear_kv(self) -> None:
+        """Zero the KV cache; only between requests."""
+        self._llm.collective_rpc(_zero_kv)
+
+    def close(self) -> None:
+        """Shut vLLM down; the engine is of no use afterwards."""
+        self._llm.engine_core.shutdown()
+
+    def _submit(self, request_id: str, prompt_ids: Sequence[int], params: Any, priority: int) -> str:
+        # The order of arrival is counted, so that it is the same whatever the clock says.
+        self._num_added += 1
+        prompt = TokensPrompt(prompt_token_ids=list(prompt_ids))
+        internal_id: str = self._llm.add_request(
+            request_id, prompt, params, arrival_time=float(self._num_added), priority=priority
+        )
+        return internal_id
+
+    def _step_and_hold(self) -> dict[str, Any]:
+        """One engine step. Generations that finish are held; the outputs of probes come back by id."""
+        probes: dict[str, Any] = {}
+        if not self._llm.has_unfinished_requests():
+            return probes
+        for output in self._llm.step():
+            if output.request_id in self._unfinished:
+                self._held[output.request_id] = self._generation(output)
+            else:
+                probes[output.request_id] = output
+        return probes
+
+    def _generation(self, output: Any) -> Generation:
+        """A finished vLLM output; one without complete logprobs or versions ends as `error`."""
+        request = self._unfinished.pop(output.request_id)
+        completion = output.outputs[0]
+        token_ids = list(completion.token_ids)
+        reason = end_reason(completion.finish_reason, completion.stop_reason, self._eos_token_ids)
+        logprobs = logprobs_of_sampled(token_ids, completion.logprobs)
+        spans = [(span.version, span.start, span.end) for span in completion.weight_versions or ()]
+        versions = versions_of_spans(spans, len(token_ids))
+        if logprobs is None or versions is None:
+            token_ids, logprobs, versions, reason = [], np.zeros(0, np.float32), (), EndReason.ERROR
+        mixed = request.mixed_context_from
+        return Generation(
+            request_id=output.request_id,
+            token_ids=np.asarray(token_ids, np.int32),
+            logprobs=logprobs,
+            versions=versions,
+            end_reason=reason,
+            mixed_context_from=mixed if mixed is not None and mixed < len(token_ids) else None,
+        )
+
+    def _mark_mixed_contexts(self) -> None:
+        """Note the next token of every request that has something in the KV cache of the weights before."""
+        states = self._llm.output_processor.request_states
+        requests = self._llm.engine_core.engine_core.scheduler.requests
+        for unfinished in self._unfinished.values():
+            if unfinished.mixed_context_from is None and requests[unfinished.internal_id].num_computed_tokens > 0:
+                state = states[unfinished.internal_id]
+                unfinished.mixed_context_from = state.detokenizer.num_output_tokens()
+
+
+def _engine_args(config: Config) -> dict[str, Any]:
+    sampler = config.sampler
+    arguments: dict[str, Any] = {
+        "model": str(config.model.path),
+        "dtype": config.model.dtype,
+        "seed": config.run.seed % (1 << 31),
+        "max_model_len": config.model.max_length_tokens,
+        "max_num_seqs": sampler.max_num_seqs + config.weights.num_probe_sequences,
+        # The distribution that was really sampled from, temperature included.
+        "logprobs_mode": "processed_logprobs",
+        # Text never passes here, and no setting comes from the model folder unseen.
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        # A cached prompt would be of older weights.
+        "enable_prefix_caching": False,
+        "scheduling_policy": "priority",
+        # A step is finished before weights change, so that versions are exact.
+        "async_scheduling": False,
+        "enforce_eager": True,
+        "disable_log_stats": True,
+    }
+    if current_platform.is_cpu():
+        arguments["kv_cache_memory_bytes"] = sampler.kv_cache_bytes
+        # A prompt that is computed in parts rewinds its request's generator, which CPU generators cannot do.
+        arguments["enable_chunked_prefill"] = False
+        num_seqs = int(arguments["max_num_seqs"])
+        arguments["max_num_batched_tokens"] = max(_BATCHED_TOKENS_ON_CPU, config.model.max_length_tokens, num_seqs)
+    else:
+        arguments["gpu_memory_utilization"] = sampler.gpu_memory_utilization
+    return arguments
+
+
+def _reload(worker: Any, named_tensors: Mapping[str, torch.Tensor], vllm_config: Any) -> None:
+    """Load weights into a worker's model in place; works with the packed linear layers of the CPU backend."""
+    model = worker.model_runner.model
+    with set_current_vllm_config(vllm_config), torch.no_grad():
+        initialize_layerwise_reload(model)
+        try:
+            model.load_weights(iter(named_tensors.items()))
+        finally:
+            # Also after a failure: layers left without storage would kill the engine at its next step.
+            finalize_layerwise_reload(model, vllm_config.model_config)
+        _repack_tied_head(model)
+
+
+def _repack_tied_head(model: torch.nn.Module) -> None:
+    """On CPU a head tied to the embedding owns a packed copy, which no entry of a checkpoint replaces."""
+    head: Any = getattr(model, "lm_head", None)
+    if hasattr(head, "cpu_linear"):
+        head.quant_method.process_weights_after_loading(head)
+
+
+def _zero_kv(worker: Any) -> None:
+    for cache in worker.model_runner.kv_caches:
+        cache.zero_()
+
+
+def _after_the_first(tables: Sequence[Any], ids: Sequence[int]) -> list[float]:
+    """Logprobs of a prompt's tokens, looked up by id; NaN where vLLM gives none. The first token has none."""
+    entries = [table.get(token_id) for table, token_id in zip(tables[1:], ids[1:], strict=True)]
+    return [float("nan") if entry is None else float(entry.logprob) for entry in entries]

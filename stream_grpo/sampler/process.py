@@ -1,0 +1,255 @@
+"""The sampler's loop: apply weights, take tickets, sample, score, hand groups over. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from curator.client import Curator, Picked, Refused
+from curator.schema import Pick
+from curator.wire import RemoteError
+from stream_grpo.config import Config
+from stream_grpo.errors import StallError
+from stream_grpo.rewards.score import Scorer, rewards_version
+from stream_grpo.rewards.verifiers import VERIFIERS
+from stream_grpo.sampler.generation import Engine
+from stream_grpo.sampler.prompts import PromptRefused, Prompts
+from stream_grpo.sampler.rollout import GroupInProgress, config_hash, group_of, make_requests, refused_group
+from stream_grpo.sampler.update import Updater
+from stream_grpo.transport.channels import SamplerChannel
+from stream_grpo.types import Generation, RolloutGroup, Ticket
+from stream_grpo.weights.subscriber import Subscriber
+
+_IDLE_WAIT_S = 0.005
+_LAST_INSERTS_S = 2.0
+# At age 0 tickets come in blocks that the buffer sizes: it is asked for as many as it has.
+_WHOLE_BLOCK = 1 << 16
+
+
+class SamplerProcess:
+    """One sampler. `run` belongs to one thread, `status` may be called from any."""
+
+    def __init__(
+        self,
+        config: Config,
+        sampler_id: str,
+        engine: Engine,
+        buffer: SamplerChannel,
+        curator: Curator,
+        subscriber: Subscriber,
+        prompts: Prompts,
+        scorer: Scorer,
+        *,
+        clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`clock`: unix seconds; `timer`: seconds for durations."""
+        self._config, self._sampler_id = config, sampler_id
+        self._config_hash = config_hash(config, prompts.fingerprint, rewards_version(VERIFIERS))
+        self._engine, self._buffer, self._curator = engine, buffer, curator
+        self._subscriber, self._prompts, self._scorer = subscriber, prompts, scorer
+        self._clock, self._timer = clock, timer
+        self._updater = Updater(config, engine, timer)
+        self._next_look_at = 0.0
+        # A group's way: ticket, asked of the curator, in progress, finished, handed over.
+        self._tickets: dict[str, Ticket] = {}
+        self._asked: dict[str, list[str]] = {}
+        self._groups: dict[str, GroupInProgress] = {}
+        self._finished: deque[RolloutGroup] = deque()
+        self._newly_bound: dict[str, str] = {}
+        # Since when something outside is waited for, by name.
+        self._waits: dict[str, float] = {}
+        self._busy_s, self._stall_s, self._score_s = 0.0, 0.0, 0.0
+        self._first_busy_at: float | None = None
+        self._num_tokens, self._num_expired, self._num_refused = 0, 0, 0
+        self._fates: Counter[str] = Counter()
+
+    def run(self, stop: threading.Event) -> None:
+        """Sample until `stop` is set.
+
+        Raises StallError naming who did not answer within `stream.stall_timeout_s`, ProbeError for weights that do not
+        give the learner's logprobs, WeightsError for damaged ones, RemoteError where buffer or curator refuse.
+        """
+        self._buffer.hello()
+        while not stop.is_set():
+            self._update_weights()
+            if self._updater.version is None:
+                stop.wait(self._config.weights.poll_interval_s)
+                continue
+            self._ask_tickets()
+            self._take_tickets()
+            self._take_picks()
+            self._abort_late_groups()
+            self._sample()
+            self._hand_over()
+        self._wind_down()
+
+    def status(self) -> dict[str, Any]:
+        """How it is going, in plain values."""
+        updater = self._updater
+        return {
+            "sampler_id": self._sampler_id,
+            "version": None if updater.version is None else list(updater.version),
+            "busy_s": self._busy_s,
+            "first_busy_at": self._first_busy_at,
+            "stall_s": self._stall_s,
+            "apply_s": updater.apply_s,
+            "prove_s": updater.prove_s,
+            "score_s": self._score_s,
+            "num_updates": updater.num_updates,
+            "num_failed_proofs": updater.num_failed_proofs,
+            "probe_gap": None if updater.gap is None else updater.gap._asdict(),
+            "num_running": self._engine.num_unfinished,
+            "num_tokens": self._num_tokens,
+            "num_groups_done": sum(self._fates.values()),
+            "groups_by_fate": dict(self._fates),
+            "num_groups_in_progress": len(self._groups),
+            "num_groups_expired": self._num_expired,
+            "num_prompts_refused": self._num_refused,
+        }
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def _update_weights(self) -> None:
+        """Look for new weights now and then; apply and prove them before anything else is sampled."""
+        started = self._timer()
+        if started < self._next_look_at:
+            return
+        newest = self._subscriber.newest()
+        self._watch("the learner to publish weights", newest is None)
+        if newest is not None and newest != self._updater.version:
+            published = self._subscriber.read(newest, self._engine.expected_tensors())
+            self._updater.update(published, [r for group in self._groups.values() for r in group.unfinished])
+            self._stall_s += self._timer() - started
+        self._next_look_at = self._timer() + self._config.weights.poll_interval_s
+
+    # -- tickets and problems -----------------------------------------------------------------------------------------
+
+    def _ask_tickets(self) -> None:
+        version, num_wanted = self._updater.version, self._num_wanted()
+        if version is None or num_wanted <= 0 or self._finished:
+            return
+        if self._buffer.waits_for_tickets or not self._buffer.has_credit:
+            return
+        self._buffer.ask_tickets(version, num_wanted, self._newly_bound)
+        self._newly_bound = {}
+
+    def _num_wanted(self) -> int:
+        """Groups that fit the free slots, and one ahead; tickets without a problem yet count as running."""
+        if self._config.stream.max_policy_age == 0:
+            return 0 if self._tickets or self._groups else _WHOLE_BLOCK
+        group_size = self._config.sampler.group_size
+        num_taken = self._engine.num_unfinished + group_size * len(self._tickets)
+        return (self._engine.num_slots - num_taken) // group_size + 1
+
+    def _take_tickets(self) -> None:
+        """What the buffer says; each new ticket asks the curator for a problem, all of one answer in one question."""
+        idle = not self._groups and not self._asked
+        tickets, taken = self._buffer.poll(_IDLE_WAIT_S if idle else 0.0)
+        is_owed = self._buffer.waits_for_tickets or self._buffer.num_unacknowledged > 0
+        self._watch("the buffer to answer", is_owed and not tickets and not taken)
+        self._fates.update(answer.fate.value for answer in taken)
+        for ticket in tickets:
+            self._forget(ticket.group_id)
+            self._tickets[ticket.group_id] = ticket
+        asked = {group_id for group_ids in self._asked.values() for group_id in group_ids}
+        unasked = [group_id for group_id in self._tickets if group_id not in asked]
+        if unasked and self._curator.has_credit:
+            self._asked[self._curator.post_next(unasked)] = unasked
+
+    def _forget(self, group_id: str) -> None:
+        """Drop what is under way for a group whose ticket is issued again."""
+        if (group := self._groups.pop(group_id, None)) is not None:
+            self._engine.abort([request.request_id for request in group.unfinished])
+
+    def _take_picks(self) -> None:
+        answers = self._curator.poll(_IDLE_WAIT_S if self._asked and not self._groups else 0.0)
+        self._watch("the curator to choose problems", bool(self._asked) and not answers)
+        for answer in answers:
+            if isinstance(answer, Refused):
+                raise RemoteError(f"curator: {answer.reason}")
+            if isinstance(answer, Picked):
+                self._asked.pop(answer.id, None)
+                self._start_groups(answer.picks)
+
+    def _start_groups(self, picks: Iterable[Pick]) -> None:
+        """Add whole groups in the order of their ids, so that equal tickets make equal batches."""
+        for pick in sorted(picks, key=lambda pick: pick.group_id):
+            ticket = self._tickets.pop(pick.group_id, None)
+            if ticket is None:
+                continue
+            self._newly_bound[pick.group_id] = pick.problem.problem_id
+            try:
+                requests = make_requests(ticket, self._prompts.token_ids(pick.problem), self._config)
+            except PromptRefused as error:
+                self._num_refused += 1
+                self._finish(refused_group(ticket, pick.problem, str(error), self._config, self._clock()))
+                continue
+            self._groups[pick.group_id] = GroupInProgress(ticket, pick.problem, requests, self._clock())
+            for request in requests:
+                self._engine.add(request)
+
+    # -- sampling -----------------------------------------------------------------------------------------------------
+
+    def _sample(self) -> None:
+        """One engine step where something runs; what finishes is scored, complete groups are finished."""
+        if not self._groups:
+            return
+        self._first_busy_at = self._first_busy_at or self._clock()
+        started = self._timer()
+        generations = self._engine.step()
+        self._busy_s += self._timer() - started
+        self._collect(generations)
+
+    def _collect(self, generations: Iterable[Generation]) -> None:
+        started = self._timer()
+        for generation in generations:
+            group = self._groups[group_of(generation.request_id)]
+            text = self._prompts.decode(generation.token_ids.tolist())
+            group.add(generation, self._scorer.score(group.problem, text, generation.end_reason))
+            self._num_tokens += len(generation.token_ids)
+            if group.is_complete:
+                del self._groups[group.ticket.group_id]
+                self._finish(group)
+        self._score_s += self._timer() - started
+
+    def _abort_late_groups(self) -> None:
+        """A group past its ticket's deadline goes as it is; a ticket past it is the buffer's to end."""
+        now = self._clock()
+        for group_id in [name for name, ticket in self._tickets.items() if now >= ticket.deadline_s]:
+            del self._tickets[group_id]
+        for group in [group for group in self._groups.values() if now >= group.ticket.deadline_s]:
+            self._num_expired += 1
+            self._collect(self._engine.abort([request.request_id for request in group.unfinished]))
+
+    # -- handing over -------------------------------------------------------------------------------------------------
+
+    def _finish(self, group: GroupInProgress) -> None:
+        self._finished.append(
+            group.finish(sampler_id=self._sampler_id, config_hash=self._config_hash, finished_at_s=self._clock())
+        )
+
+    def _hand_over(self) -> None:
+        while self._finished and self._buffer.has_credit:
+            self._buffer.insert(self._finished.popleft())
+
+    def _wind_down(self) -> None:
+        """End what runs, and give the buffer a moment to take what is finished."""
+        self._engine.abort([r.request_id for group in self._groups.values() for r in group.unfinished])
+        deadline = self._timer() + _LAST_INSERTS_S
+        while (self._finished or self._buffer.num_unacknowledged) and self._timer() < deadline:
+            self._hand_over()
+            _, taken = self._buffer.poll(_IDLE_WAIT_S)
+            self._fates.update(answer.fate.value for answer in taken)
+
+    def _watch(self, whom: str, waits: bool) -> None:
+        """Raise StallError where one wait has lasted beyond `stream.stall_timeout_s`."""
+        if not waits:
+            self._waits.pop(whom, None)
+            return
+        waited_s = self._timer() - self._waits.setdefault(whom, self._timer())
+        if waited_s > self._config.stream.stall_timeout_s:
+            raise StallError(f"{self._sampler_id} waited {waited_s:.0f} s for {whom}")

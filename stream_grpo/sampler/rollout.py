@@ -1,0 +1,153 @@
+"""From a ticket and a problem to requests, and from generations and rewards to a rollout group. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from curator.schema import Problem
+from stream_grpo.config import Config
+from stream_grpo.types import (
+    Decision,
+    EndReason,
+    Generation,
+    GenerationRequest,
+    RewardResult,
+    Rollout,
+    RolloutGroup,
+    Ticket,
+)
+
+
+def rollout_seed(group_seed: int, index: int) -> int:
+    """The seed of rollout `index` of a group: the same on every machine, in [0, 2^63)."""
+    digest = hashlib.sha256(f"{group_seed}/{index}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def config_hash(config: Config, tokenizer_fingerprint: str, rewards_version: str) -> str:
+    """What every rollout carries: equal only where prompts, sampling and rewards mean the same.
+
+    Covers sampling settings, prompt format, length limits, tokenizer and chat template, verifiers.
+    """
+    sampler = config.sampler
+    meaning = {
+        "temperature": sampler.temperature,
+        "top_p": sampler.top_p,
+        "top_k": sampler.top_k,
+        "min_p": sampler.min_p,
+        "max_new_tokens": sampler.max_new_tokens,
+        "group_size": sampler.group_size,
+        "prompt_format": config.model.prompt_format,
+        "max_length_tokens": config.model.max_length_tokens,
+        "tokenizer": tokenizer_fingerprint,
+        "rewards": rewards_version,
+    }
+    return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def make_requests(ticket: Ticket, prompt_ids: Sequence[int], config: Config) -> tuple[GenerationRequest, ...]:
+    """The `group_size` requests of a group; request `i` has id `<group id>/<i>` and a seed of its own."""
+    return tuple(
+        GenerationRequest(
+            request_id=f"{ticket.group_id}/{i}",
+            prompt_ids=tuple(prompt_ids),
+            seed=rollout_seed(ticket.seed, i),
+            max_new_tokens=config.sampler.max_new_tokens,
+        )
+        for i in range(config.sampler.group_size)
+    )
+
+
+def group_of(request_id: str) -> str:
+    """The group id in a request id of `make_requests`."""
+    return request_id.rpartition("/")[0]
+
+
+def make_rollout(request: GenerationRequest, generation: Generation, reward: RewardResult) -> Rollout:
+    """One rollout over prompt and response: T = prompt tokens + response tokens, the response is the policy's."""
+    num_prompt, length = len(request.prompt_ids), len(request.prompt_ids) + len(generation.token_ids)
+    mixed = generation.mixed_context_from
+    return Rollout(
+        token_ids=np.concatenate([np.asarray(request.prompt_ids, np.int32), generation.token_ids]),
+        num_prompt_tokens=num_prompt,
+        loss_mask=np.arange(length) >= num_prompt,
+        behavior_logprobs=np.concatenate([np.zeros(num_prompt, np.float32), generation.logprobs]),
+        version_branch=np.array([-1] * num_prompt + [v.branch for v in generation.versions], np.int32),
+        version_step=np.array([-1] * num_prompt + [v.step for v in generation.versions], np.int32),
+        turn=np.zeros(length, np.int16),
+        end_reason=generation.end_reason,
+        seed=request.seed,
+        reward=reward,
+        mixed_context_from=None if mixed is None else num_prompt + mixed,
+    )
+
+
+class GroupInProgress:
+    """A group that collects its rollouts; they come in any order and stand in the order of their requests."""
+
+    def __init__(
+        self, ticket: Ticket, problem: Problem, requests: Sequence[GenerationRequest], dispatched_at_s: float
+    ) -> None:
+        self.ticket, self.problem = ticket, problem
+        self._requests = {request.request_id: request for request in requests}
+        self._rollouts: dict[str, Rollout] = {}
+        self._dispatched_at_s = dispatched_at_s
+
+    @property
+    def unfinished(self) -> list[GenerationRequest]:
+        """Requests without a rollout yet, in order."""
+        return [request for name, request in self._requests.items() if name not in self._rollouts]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every request has its rollout."""
+        return len(self._rollouts) == len(self._requests)
+
+    def add(self, generation: Generation, reward: RewardResult) -> None:
+        """Take one scored generation. Raises ValueError for one that is not of this group or comes twice."""
+        request_id = generation.request_id
+        if request_id not in self._requests or request_id in self._rollouts:
+            raise ValueError(f"generation {request_id} is not awaited by group {self.ticket.group_id}")
+        self._rollouts[request_id] = make_rollout(self._requests[request_id], generation, reward)
+
+    def finish(self, *, sampler_id: str, config_hash: str, finished_at_s: float) -> RolloutGroup:
+        """The complete group. Raises ValueError while a rollout is missing."""
+        if not self.is_complete:
+            raise ValueError(f"group {self.ticket.group_id} lacks {[r.request_id for r in self.unfinished]}")
+        return RolloutGroup(
+            group_id=self.ticket.group_id,
+            owner_epoch=self.ticket.owner_epoch,
+            problem_id=self.problem.problem_id,
+            domain=self.problem.domain,
+            sampler_id=sampler_id,
+            ticket_step=self.ticket.step,
+            config_hash=config_hash,
+            dispatched_at_s=self._dispatched_at_s,
+            finished_at_s=finished_at_s,
+            rollouts=tuple(self._rollouts[name] for name in self._requests),
+        )
+
+
+def refused_group(ticket: Ticket, problem: Problem, reason: str, config: Config, now_s: float) -> GroupInProgress:
+    """A complete group for a problem that cannot be sampled: no tokens, no rewards, and the reason as evidence.
+
+    It travels like any other, so that the ticket is given back and the curator learns that the problem is unusable.
+    """
+    group = GroupInProgress(ticket, problem, make_requests(ticket, (), config), now_s)
+    reward = RewardResult(
+        decision=Decision.ENV_ERROR, reward=None, verifier=problem.verifier, verifier_version="", evidence=reason
+    )
+    for request in group.unfinished:
+        nothing = Generation(
+            request_id=request.request_id,
+            token_ids=np.zeros(0, np.int32),
+            logprobs=np.zeros(0, np.float32),
+            versions=(),
+            end_reason=EndReason.ERROR,
+        )
+        group.add(nothing, reward)
+    return group

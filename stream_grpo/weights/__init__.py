@@ -1,0 +1,1 @@
+"""Published weights: manifest, publisher, subscriber, probe."""

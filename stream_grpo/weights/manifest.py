@@ -1,0 +1,149 @@
+"""What stands beside published weights: version, forks, tensors, checksum, probe.
+
+On disk a version is a folder `<branch>.<step:08d>` with `model.safetensors` and `manifest.json`; the file `latest`
+names the newest complete one.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stream_grpo.errors import WeightsError
+from stream_grpo.types import Forks, PolicyVersion
+
+TENSORS_FILE = "model.safetensors"
+MANIFEST_FILE = "manifest.json"
+LATEST_FILE = "latest"
+_FORMAT = 1
+
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""Names of dtypes in a safetensors header and in torch."""
+
+
+class TensorSpec(NamedTuple):
+    """Shape and torch name of the dtype of one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Token ids with the learner's own logprobs of them: what loaded weights must reproduce."""
+
+    sequences: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+    """At temperature 1, of every token of a sequence after the first: one less than its tokens."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an empty probe or lengths that do not fit."""
+        if not self.sequences:
+            raise ValueError("a probe needs at least one sequence")
+        lengths = [(len(ids), len(values)) for ids, values in zip(self.sequences, self.logprobs, strict=True)]
+        if any(num_ids < 2 or num_values != num_ids - 1 for num_ids, num_values in lengths):
+            raise ValueError(f"a probe needs T >= 2 tokens and T - 1 logprobs a sequence, got {lengths}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a publish says of itself."""
+
+    version: PolicyVersion
+    forks: Forks
+    tensors: Mapping[str, TensorSpec]
+    sha256: str
+    """Of the bytes of `model.safetensors`."""
+    probe: Probe
+    created_at_s: float
+    """Unix time."""
+
+
+def folder_name(version: PolicyVersion) -> str:
+    """Example: (0, 12) is `0.00000012`."""
+    return f"{version.branch}.{version.step:08d}"
+
+
+def parse_folder_name(name: str) -> PolicyVersion:
+    """The inverse of `folder_name`; raises WeightsError for anything else."""
+    branch, _, step = name.partition(".")
+    if not (branch.isdecimal() and step.isdecimal()):
+        raise WeightsError(f"{name!r} names no version of weights")
+    return PolicyVersion(int(branch), int(step))
+
+
+def to_json(manifest: Manifest) -> str:
+    """The text of `manifest.json`."""
+    plain = {
+        "format": _FORMAT,
+        "version": list(manifest.version),
+        "forks": {str(branch): list(fork) for branch, fork in manifest.forks.items()},
+        "tensors": {name: [list(spec.shape), spec.dtype] for name, spec in manifest.tensors.items()},
+        "sha256": manifest.sha256,
+        "probe": {"sequences": manifest.probe.sequences, "logprobs": manifest.probe.logprobs},
+        "created_at_s": manifest.created_at_s,
+    }
+    return json.dumps(plain)
+
+
+def from_json(text: str) -> Manifest:
+    """The inverse of `to_json`; raises WeightsError where the text is no manifest of this format."""
+    try:
+        plain: dict[str, Any] = json.loads(text)
+        if plain["format"] != _FORMAT:
+            raise WeightsError(f"manifest of format {plain['format']} where {_FORMAT} is read")
+        return Manifest(
+            version=PolicyVersion(*plain["version"]),
+            forks={int(branch): PolicyVersion(*fork) for branch, fork in plain["forks"].items()},
+            tensors={name: TensorSpec(tuple(shape), dtype) for name, (shape, dtype) in plain["tensors"].items()},
+            sha256=plain["sha256"],
+            probe=Probe(_rows(plain["probe"]["sequences"]), _rows(plain["probe"]["logprobs"])),
+            created_at_s=plain["created_at_s"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"not a manifest of weights: {error!r}") from error
+
+
+def _rows(rows: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(tuple(row) for row in rows)
+
+
+def model_tensors(model_dir: Path, dtype: str) -> dict[str, TensorSpec]:
+    """Names and shapes of the tensors of a Hugging Face folder, as published with `dtype`; reads headers alone.
+
+    The head of a model with tied embeddings is the embedding and has no tensor of its own.
+    Raises WeightsError where the folder holds no safetensors.
+    """
+    specs: dict[str, TensorSpec] = {}
+    for path in sorted(model_dir.glob("*.safetensors")):
+        specs |= {name: TensorSpec(spec.shape, dtype) for name, spec in _header(path).items()}
+    if not specs:
+        raise WeightsError(f"{model_dir}: no *.safetensors")
+    config = json.loads((model_dir / "config.json").read_text())
+    if config.get("tie_word_embeddings", False):
+        specs.pop("lm_head.weight", None)
+    return specs
+
+
+def _header(path: Path) -> dict[str, TensorSpec]:
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return {
+        name: TensorSpec(tuple(entry["shape"]), _DTYPES.get(entry["dtype"], entry["dtype"]))
+        for name, entry in header.items()
+    }

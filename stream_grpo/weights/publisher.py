@@ -1,0 +1,119 @@
+"""Publishes weights as versioned folders that are complete or invisible."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from stream_grpo.errors import WeightsError
+from stream_grpo.types import Forks, PolicyVersion
+from stream_grpo.weights.manifest import (
+    LATEST_FILE,
+    MANIFEST_FILE,
+    TENSORS_FILE,
+    Manifest,
+    Probe,
+    TensorSpec,
+    folder_name,
+    from_json,
+    parse_folder_name,
+    to_json,
+)
+
+
+class Publisher:
+    """The learner's side. One publisher per folder."""
+
+    def __init__(self, directory: Path, keep_versions: int, clock: Callable[[], float] = time.time) -> None:
+        """Make the folder and remove what a killed publisher left half written."""
+        self._directory, self._keep_versions, self._clock = directory, keep_versions, clock
+        directory.mkdir(parents=True, exist_ok=True)
+        for path in directory.glob(".*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def publish(
+        self,
+        version: PolicyVersion,
+        forks: Forks,
+        named_tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+        probe: Probe,
+    ) -> Manifest:
+        """Write a version, point `latest` at it, remove the oldest beyond `keep_versions`.
+
+        Publishing the very same bytes again does nothing. Raises WeightsError for other bytes under a published
+        version, and for a version older than the newest.
+        """
+        tensors = {name: t.detach().cpu().contiguous() for name, t in dict(named_tensors).items()}
+        data = save(tensors)
+        manifest = Manifest(
+            version=version,
+            forks=dict(forks),
+            tensors={n: TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()},
+            sha256=hashlib.sha256(data).hexdigest(),
+            probe=probe,
+            created_at_s=self._clock(),
+        )
+        published = self._published()
+        if published and version < published[-1]:
+            raise WeightsError(f"weights {version} are older than the published {published[-1]}")
+        if version in published:
+            self._check_same(manifest)
+        else:
+            self._write(manifest, data)
+        self._point_to(version)
+        self._prune()
+        return manifest
+
+    def _published(self) -> list[PolicyVersion]:
+        names = [p.name for p in self._directory.iterdir() if p.is_dir() and not p.name.startswith(".")]
+        return sorted(parse_folder_name(name) for name in names)
+
+    def _check_same(self, manifest: Manifest) -> None:
+        folder = self._directory / folder_name(manifest.version)
+        if from_json((folder / MANIFEST_FILE).read_text()).sha256 != manifest.sha256:
+            raise WeightsError(f"{folder}: version {manifest.version} is published with other weights")
+
+    def _write(self, manifest: Manifest, data: bytes) -> None:
+        name = folder_name(manifest.version)
+        unfinished = self._directory / f".writing-{name}"
+        unfinished.mkdir()
+        _write_durably(unfinished / TENSORS_FILE, data)
+        _write_durably(unfinished / MANIFEST_FILE, to_json(manifest).encode())
+        _sync_folder(unfinished)
+        unfinished.rename(self._directory / name)
+        _sync_folder(self._directory)
+
+    def _point_to(self, version: PolicyVersion) -> None:
+        unfinished = self._directory / f".writing-{LATEST_FILE}"
+        _write_durably(unfinished, folder_name(version).encode())
+        os.replace(unfinished, self._directory / LATEST_FILE)
+        _sync_folder(self._directory)
+
+    def _prune(self) -> None:
+        for version in self._published()[: -self._keep_versions]:
+            # Renamed first, so that a reader finds a version whole or not at all.
+            doomed = self._directory / f".removing-{folder_name(version)}"
+            (self._directory / folder_name(version)).rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,111 @@
+"""Reads published weights and checks every byte, name, shape and value before anyone uses them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from stream_grpo.errors import WeightsError
+from stream_grpo.types import PolicyVersion
+from stream_grpo.weights.manifest import (
+    LATEST_FILE,
+    MANIFEST_FILE,
+    TENSORS_FILE,
+    Manifest,
+    TensorSpec,
+    folder_name,
+    from_json,
+    parse_folder_name,
+)
+
+_MAX_RETRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Weights that were read and checked."""
+
+    manifest: Manifest
+    tensors: Mapping[str, torch.Tensor]
+
+
+class Subscriber:
+    """A sampler's side. The versions it gives never go back."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen_pointer: tuple[int, int, int] | None = None
+        self._newest: PolicyVersion | None = None
+
+    def newest(self) -> PolicyVersion | None:
+        """The newest complete version, or None while nothing is published. Costs one stat where nothing changed.
+
+        Raises WeightsError where the pointer goes back to an older version.
+        """
+        pointer = self._directory / LATEST_FILE
+        try:
+            stat = pointer.stat()
+            identity = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            if identity != self._seen_pointer:
+                found = parse_folder_name(pointer.read_text().strip())
+                if self._newest is not None and found < self._newest:
+                    raise WeightsError(f"{pointer} goes back from {self._newest} to {found}")
+                self._newest, self._seen_pointer = found, identity
+        except FileNotFoundError:
+            pass
+        return self._newest
+
+    def read(self, version: PolicyVersion, expected: Mapping[str, TensorSpec]) -> Published:
+        """Read and check a version; where it is pruned meanwhile, the newest one instead (see the manifest).
+
+        Raises WeightsError for a damaged, incomplete or foreign set of weights, and where nothing is left to read.
+        """
+        for _ in range(_MAX_RETRIES):
+            try:
+                return self._read(version, expected)
+            except FileNotFoundError:
+                newest = self.newest()
+                if newest is None or newest == version:
+                    break
+                version = newest
+        raise WeightsError(f"{self._directory / folder_name(version)}: weights are not there to read")
+
+    def _read(self, version: PolicyVersion, expected: Mapping[str, TensorSpec]) -> Published:
+        folder = self._directory / folder_name(version)
+        manifest = from_json((folder / MANIFEST_FILE).read_text())
+        data = (folder / TENSORS_FILE).read_bytes()
+        if manifest.version != version:
+            raise WeightsError(f"{folder}: holds version {manifest.version}")
+        received = hashlib.sha256(data).hexdigest()
+        if received != manifest.sha256:
+            raise WeightsError(f"{folder}: sha256 of the received bytes is {received}, published {manifest.sha256}")
+        try:
+            tensors = load(data)
+        except SafetensorError as error:
+            raise WeightsError(f"{folder}: not safetensors: {error}") from error
+        check_tensors(tensors, expected, source=str(folder))
+        return Published(manifest, tensors)
+
+
+def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec], source: str) -> None:
+    """Compare tensors with what the model has. Raises WeightsError naming the tensors that do not fit.
+
+    Names are the same, shapes and dtypes are the same, no tensor is without elements, every element is finite.
+    """
+    missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    if missing or extra:
+        raise WeightsError(f"{source}: missing tensors {missing}, unexpected tensors {extra}")
+    for name, tensor in tensors.items():
+        spec = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        if spec != expected[name]:
+            raise WeightsError(f"{source}: {name} is {spec}, the model has {expected[name]}")
+        if tensor.numel() == 0:
+            raise WeightsError(f"{source}: {name} has no elements")
+        if not bool(torch.isfinite(tensor).all()):
+            raise WeightsError(f"{source}: {name} is not finite")

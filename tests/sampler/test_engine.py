@@ -1,0 +1,272 @@
+"""The real engine: vLLM on a tiny random model, held against transformers token by token."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_grpo.config import Config, parse
+from stream_grpo.sampler.environment import environment
+
+pytestmark = pytest.mark.engine
+
+VOCAB, END, TEMPERATURE = 61, 1, 0.7
+
+
+@dataclass
+class Setup:
+    config: Config
+    engine: Any
+    models: list[Any]
+    """Two transformers models of the same shape; the engine starts with the first."""
+    folder: Path
+
+    def tensors(self, index: int) -> Mapping[str, Any]:
+        return {name: p.detach().clone() for name, p in self.models[index].named_parameters()}
+
+    def apply(self, index: int, version: Any, recompute_kv: bool = False) -> float:
+        seconds: float = self.engine.apply_weights(self.tensors(index), version, recompute_kv=recompute_kv)
+        return seconds
+
+    def logprobs(self, index: int, ids: list[int], temperature: float) -> Any:
+        """[T - 1] of transformers, of every token after the first."""
+        import torch
+
+        with torch.no_grad():
+            logits = self.models[index](torch.tensor([ids])).logits[0] / temperature
+        return logits[:-1].log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+    folder = tmp_path_factory.mktemp("model")
+    tree = {
+        "model": {"path": str(folder), "max_length_tokens": 128},
+        "sampler": {
+            "temperature": TEMPERATURE,
+            "max_num_seqs": 16,
+            "group_size": 2,
+            "max_new_tokens": 40,
+            "kv_cache_bytes": 32 << 20,
+        },
+    }
+    config = parse(tree, source="test")
+    os.environ.update(environment(config))
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    shape = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=END,
+        # Peaked logits: errors of a stale layer are large, and temperature matters.
+        initializer_range=0.3,
+        attn_implementation="eager",
+    )
+    models = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        models.append(LlamaForCausalLM(shape).eval())
+    models[0].save_pretrained(folder)
+    vocab = {"<s>": 0, "</s>": END} | {f"t{i}": i for i in range(2, VOCAB)}
+    backend = Tokenizer(WordLevel(vocab, unk_token="<s>"))
+    PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
+    import stream_grpo.sampler.engine as module
+
+    arguments = module._engine_args
+    with pytest.MonkeyPatch.context() as patch:
+        # So little room for prompts in one step that the tests go beyond it.
+        patch.setattr(module, "_engine_args", lambda c: arguments(c) | {"max_num_batched_tokens": 128})
+        engine = module.InProcessEngine(config)
+    yield Setup(config, engine, models, folder)
+    engine.close()
+
+
+def request(name: str, seed: int = 0, prompt: tuple[int, ...] = (0, 5, 9, 11), num_tokens: int = 40) -> Any:
+    from stream_grpo.types import GenerationRequest
+
+    return GenerationRequest(request_id=name, prompt_ids=prompt, seed=seed, max_new_tokens=num_tokens)
+
+
+def version(step: int) -> Any:
+    from stream_grpo.types import PolicyVersion
+
+    return PolicyVersion(0, step)
+
+
+def run(setup: Setup, *requests: Any) -> dict[str, Any]:
+    from stream_grpo.sampler.generation import generate
+
+    return {g.request_id: g for g in generate(setup.engine, requests)}
+
+
+def assert_logprobs(setup: Setup, index: int, prompt: tuple[int, ...], generation: Any, start: int, stop: int) -> None:
+    """Tokens [start, stop) of a response have the logprobs that model `index` gives them, at the temperature."""
+    expected = setup.logprobs(index, [*prompt, *generation.token_ids.tolist()], TEMPERATURE)[len(prompt) - 1 :]
+    assert generation.logprobs[start:stop] == pytest.approx(expected[start:stop], abs=1e-4)
+
+
+def test_logprobs_are_those_of_the_distribution_sampled_from(setup: Setup) -> None:
+    setup.apply(0, version(0))
+    requests = [request(f"g/{i}", seed=i, prompt=(0, 5 + i, 9)) for i in range(12)]
+    done = run(setup, *requests)
+    assert len(done) == 12
+    reasons = set()
+    for r in requests:
+        generation = done[r.request_id]
+        num = len(generation.token_ids)
+        assert_logprobs(setup, 0, r.prompt_ids, generation, 0, num)
+        assert generation.versions == (version(0),) * num
+        assert generation.mixed_context_from is None
+        reasons.add(generation.end_reason.value)
+        # The end token is part of the response; a response without one has its full length.
+        ended = generation.token_ids[-1] == END
+        assert generation.end_reason.value == ("eos" if ended else "length")
+        assert ended or num == 40
+    assert reasons == {"length", "eos"}
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(setup: Setup) -> None:
+    setup.apply(0, version(0))
+    first = run(setup, request("a", seed=2**63 - 1), request("b", seed=5), request("c", seed=6))
+    again = run(setup, request("x", seed=6), request("y", seed=2**63 - 1))
+    assert first["a"].token_ids.tolist() == again["y"].token_ids.tolist()
+    assert first["c"].token_ids.tolist() == again["x"].token_ids.tolist()
+    assert len({tuple(g.token_ids.tolist()) for g in first.values()}) == 3
+
+
+def seeds_that_run_long(setup: Setup, num: int) -> list[int]:
+    """Seeds whose responses reach the length limit under the first model."""
+    setup.apply(0, version(0))
+    done = run(setup, *(request(f"s/{seed}", seed=seed) for seed in range(60)))
+    seeds = [seed for seed in range(60) if len(done[f"s/{seed}"].token_ids) == 40]
+    assert len(seeds) >= num
+    return seeds[:num]
+
+
+@pytest.mark.parametrize("recompute_kv", [False, True])
+def test_weights_that_change_in_mid_flight_label_every_token_exactly(setup: Setup, recompute_kv: bool) -> None:
+    (seed,) = seeds_that_run_long(setup, 1)
+    engine = setup.engine
+    engine.add(request("g/0", seed=seed))
+    others = [request(f"o/{i}", seed=seed) for i in range(12)]
+    for other in others:
+        engine.add(other)
+    for _ in range(10):
+        assert engine.step() == []
+    # To compute 13 sequences of 14 tokens again takes more than the 128 tokens of one step.
+    setup.apply(1, version(1), recompute_kv)
+    engine.add(request("g/1", seed=seed))
+    done = {}
+    while engine.num_unfinished:
+        done |= {g.request_id: g for g in engine.step()}
+    changed, fresh = done["g/0"], done["g/1"]
+    # The others have the same seed, and wait a step or two for their room: the same text nevertheless.
+    assert {tuple(done[other.request_id].token_ids.tolist()) for other in others} == {tuple(changed.token_ids.tolist())}
+    assert changed.versions[:10] == (version(0),) * 10
+    assert set(changed.versions[10:]) == {version(1)}
+    prompt = (0, 5, 9, 11)
+    assert_logprobs(setup, 0, prompt, changed, 0, 10)
+    assert changed.mixed_context_from == (None if recompute_kv else 10)
+    if recompute_kv:
+        assert_logprobs(setup, 1, prompt, changed, 10, len(changed.token_ids))
+    # C20: what is asked after the update is of the new weights alone.
+    assert_logprobs(setup, 1, prompt, fresh, 0, len(fresh.token_ids))
+    assert fresh.mixed_context_from is None
+
+
+def test_an_aborted_request_gives_what_it_has(setup: Setup) -> None:
+    (seed,) = seeds_that_run_long(setup, 1)
+    setup.engine.add(request("g/0", seed=seed))
+    setup.engine.add(request("g/1", seed=seed))
+    for _ in range(7):
+        setup.engine.step()
+    (partial,) = setup.engine.abort(["g/0", "unknown"])
+    assert partial.end_reason.value == "abort"
+    assert len(partial.token_ids) == 7
+    assert partial.versions == (version(0),) * 7
+    assert_logprobs(setup, 0, (0, 5, 9, 11), partial, 0, 7)
+    (untouched,) = [g for _ in range(33) for g in setup.engine.step()]
+    assert untouched.token_ids[:7].tolist() == partial.token_ids.tolist()
+    assert setup.engine.num_unfinished == 0
+    setup.engine.add(request("g/2"))
+    (nothing,) = setup.engine.abort(["g/2"])
+    assert (len(nothing.token_ids), nothing.end_reason.value) == (0, "abort")
+
+
+def probe_gap(setup: Setup, index: int) -> float:
+    sequences = [[0, *range(2 + i, 42 + i)] for i in range(4)]
+    mine = setup.engine.prompt_logprobs(sequences)
+    learners = [setup.logprobs(index, ids, 1.0) for ids in sequences]
+    return max(abs(a - b) for m, x in zip(mine, learners, strict=True) for a, b in zip(m, x, strict=True))
+
+
+def test_the_probe_is_at_temperature_1_also_while_others_run_and_holds_what_they_finish(setup: Setup) -> None:
+    (seed,) = seeds_that_run_long(setup, 1)
+    engine = setup.engine
+    engine.add(request("g/0", seed=seed, num_tokens=1))
+    engine.add(request("g/1", seed=seed, num_tokens=30))
+    assert probe_gap(setup, 0) < 1e-4
+    assert engine.num_unfinished == 2
+    (held,) = engine.abort(["g/0"])
+    assert held.end_reason.value in ("length", "eos")
+    (running,) = engine.abort(["g/1"])
+    assert len(running.token_ids) >= 1
+
+
+def test_c25_a_tied_head_that_is_not_repacked_is_caught_by_the_probe(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import stream_grpo.sampler.engine as module
+
+    setup.apply(0, version(0))
+    assert probe_gap(setup, 0) < 1e-4
+    assert probe_gap(setup, 1) > 1.0
+    setup.apply(1, version(1))
+    assert probe_gap(setup, 1) < 1e-4
+    monkeypatch.setattr(module, "_repack_tied_head", lambda model: None)
+    setup.apply(0, version(2))
+    assert probe_gap(setup, 0) > 1.0
+    monkeypatch.undo()
+    setup.apply(0, version(2))
+    assert probe_gap(setup, 0) < 1e-4
+
+
+def test_weights_that_cannot_be_loaded_leave_the_engine_alive(setup: Setup) -> None:
+    import torch
+
+    from stream_grpo.errors import WeightsError
+
+    setup.apply(0, version(0))
+    wrong = dict(setup.tensors(0)) | {"model.layers.0.mlp.down_proj.weight": torch.zeros(3, 3)}
+    with pytest.raises(WeightsError, match=r"weights 0\.9"):
+        setup.engine.apply_weights(wrong, version(9), recompute_kv=False)
+    setup.apply(1, version(1))
+    assert probe_gap(setup, 1) < 1e-4
+
+
+def test_expected_tensors_are_those_of_the_learner(setup: Setup) -> None:
+    expected = setup.engine.expected_tensors()
+    mine = {name: (tuple(t.shape), str(t.dtype)) for name, t in setup.tensors(0).items()}
+    assert {name: (spec.shape, f"torch.{spec.dtype}") for name, spec in expected.items()} == mine
+
+
+def test_an_id_in_use_is_refused(setup: Setup) -> None:
+    setup.engine.add(request("g/0"))
+    with pytest.raises(ValueError, match="g/0 is still unfinished"):
+        setup.engine.add(request("g/0"))
+    setup.engine.abort(["g/0"])

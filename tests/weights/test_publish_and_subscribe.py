@@ -1,0 +1,182 @@
+"""Weights on their way: complete or invisible, checked on arrival, never going back."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from stream_grpo.errors import WeightsError
+from stream_grpo.types import PolicyVersion
+from stream_grpo.weights.manifest import (
+    Manifest,
+    Probe,
+    TensorSpec,
+    folder_name,
+    from_json,
+    model_tensors,
+    parse_folder_name,
+    to_json,
+)
+from stream_grpo.weights.publisher import Publisher
+from stream_grpo.weights.subscriber import Subscriber
+
+PROBE = Probe(((1, 2, 3),), ((-0.5, -0.25),))
+EXPECTED = {"bias": TensorSpec((2,), "float32"), "weight": TensorSpec((2, 3), "float32")}
+
+
+def tensors(value: float = 1.0) -> dict[str, torch.Tensor]:
+    return {"weight": torch.full((2, 3), value), "bias": torch.zeros(2)}
+
+
+def v(step: int, branch: int = 0) -> PolicyVersion:
+    return PolicyVersion(branch, step)
+
+
+def test_what_is_published_is_read_back_bit_for_bit(tmp_path: Path) -> None:
+    forks = {1: v(10)}
+    written = Publisher(tmp_path, 3, clock=lambda: 5.0).publish(v(12, 1), forks, tensors(0.1), PROBE)
+    subscriber = Subscriber(tmp_path)
+    assert subscriber.newest() == v(12, 1)
+    published = subscriber.read(v(12, 1), EXPECTED)
+    assert published.manifest == written
+    assert published.manifest.forks == forks
+    assert published.manifest.probe == PROBE
+    assert published.manifest.created_at_s == 5.0
+    assert published.manifest.tensors == EXPECTED
+    assert torch.equal(published.tensors["weight"], tensors(0.1)["weight"])
+
+
+def test_bfloat16_survives(tmp_path: Path) -> None:
+    weight = torch.tensor([0.1, 3.0], dtype=torch.bfloat16)
+    Publisher(tmp_path, 3).publish(v(0), {}, {"w": weight}, PROBE)
+    read = Subscriber(tmp_path).read(v(0), {"w": TensorSpec((2,), "bfloat16")})
+    assert torch.equal(read.tensors["w"], weight)
+
+
+def test_nothing_is_published_yet(tmp_path: Path) -> None:
+    assert Subscriber(tmp_path / "not there").newest() is None
+
+
+def test_c24_a_half_written_version_is_invisible_and_swept_away(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, 3)
+    publisher.publish(v(11), {}, tensors(), PROBE)
+    (tmp_path / ".writing-0.00000012").mkdir()
+    (tmp_path / ".writing-0.00000012" / "model.safetensors").write_bytes(b"half")
+    assert Subscriber(tmp_path).newest() == v(11)
+    Publisher(tmp_path, 3).publish(v(12), {}, tensors(2.0), PROBE)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0.00000011", "0.00000012", "latest"]
+
+
+def test_c24_a_version_pruned_while_it_is_read_gives_the_newest(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, 2)
+    subscriber = Subscriber(tmp_path)
+    publisher.publish(v(1), {}, tensors(1.0), PROBE)
+    wanted = subscriber.newest()
+    assert wanted is not None
+    for step in (2, 3):
+        publisher.publish(v(step), {}, tensors(float(step)), PROBE)
+    # keep_versions = 2: of 1, 2, 3 the first is gone.
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0.00000002", "0.00000003", "latest"]
+    published = subscriber.read(wanted, EXPECTED)
+    assert published.manifest.version == v(3)
+    assert published.tensors["weight"][0, 0] == 3.0
+
+
+def test_a_version_that_is_gone_with_nothing_newer_is_an_error(tmp_path: Path) -> None:
+    Publisher(tmp_path, 2).publish(v(1), {}, tensors(), PROBE)
+    shutil.rmtree(tmp_path / folder_name(v(1)))
+    with pytest.raises(WeightsError, match="not there to read"):
+        Subscriber(tmp_path).read(v(1), EXPECTED)
+
+
+def test_versions_go_forward_also_over_a_new_branch_and_never_back(tmp_path: Path) -> None:
+    publisher, subscriber = Publisher(tmp_path, 3), Subscriber(tmp_path)
+    publisher.publish(v(13), {}, tensors(), PROBE)
+    assert subscriber.newest() == v(13)
+    publisher.publish(v(10, branch=1), {1: v(10)}, tensors(), PROBE)
+    assert subscriber.newest() == v(10, branch=1)
+    with pytest.raises(WeightsError, match=r"0\.14 are older than the published 1\.10"):
+        publisher.publish(v(14), {}, tensors(), PROBE)
+    (tmp_path / "latest").write_text(folder_name(v(13)))
+    with pytest.raises(WeightsError, match=r"goes back from 1\.10 to 0\.13"):
+        subscriber.newest()
+
+
+def test_the_same_version_again_is_nothing_if_equal_and_an_error_if_not(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, 3)
+    publisher.publish(v(0), {}, tensors(1.0), PROBE)
+    publisher.publish(v(0), {}, tensors(1.0), PROBE)
+    with pytest.raises(WeightsError, match="published with other weights"):
+        publisher.publish(v(0), {}, tensors(2.0), PROBE)
+
+
+def test_a_flipped_bit_is_found_by_the_checksum_of_the_received_bytes(tmp_path: Path) -> None:
+    Publisher(tmp_path, 3).publish(v(0), {}, tensors(), PROBE)
+    path = tmp_path / folder_name(v(0)) / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(WeightsError, match="sha256 of the received bytes"):
+        Subscriber(tmp_path).read(v(0), EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("sent", "complaint"),
+    [
+        ({"weight": torch.ones(2, 3)}, r"missing tensors \['bias'\]"),
+        (tensors() | {"head": torch.ones(1)}, r"unexpected tensors \['head'\]"),
+        (tensors() | {"bias": torch.zeros(3)}, r"bias is .*\(3,\).*the model has .*\(2,\)"),
+        (tensors() | {"bias": torch.zeros(2, dtype=torch.float64)}, "bias is .*float64"),
+        (tensors() | {"bias": torch.tensor([0.0, float("nan")])}, "bias is not finite"),
+        (tensors() | {"bias": torch.tensor([0.0, float("inf")])}, "bias is not finite"),
+    ],
+)
+def test_weights_of_another_model_are_refused_by_name(
+    tmp_path: Path, sent: dict[str, torch.Tensor], complaint: str
+) -> None:
+    Publisher(tmp_path, 3).publish(v(0), {}, sent, PROBE)
+    with pytest.raises(WeightsError, match=complaint):
+        Subscriber(tmp_path).read(v(0), EXPECTED)
+
+
+def test_a_tensor_without_elements_is_refused(tmp_path: Path) -> None:
+    Publisher(tmp_path, 3).publish(v(0), {}, {"w": torch.zeros(0)}, PROBE)
+    with pytest.raises(WeightsError, match="w has no elements"):
+        Subscriber(tmp_path).read(v(0), {"w": TensorSpec((0,), "float32")})
+
+
+def test_names_of_folders_are_versions_and_nothing_else_is() -> None:
+    assert folder_name(v(12, 3)) == "3.00000012"
+    assert parse_folder_name("3.00000012") == v(12, 3)
+    for name in ("", "3", "latest", "3.x", "-1.2"):
+        with pytest.raises(WeightsError):
+            parse_folder_name(name)
+
+
+def test_a_damaged_manifest_is_an_error_of_weights() -> None:
+    manifest = Manifest(version=v(1), forks={}, tensors=EXPECTED, sha256="0", probe=PROBE, created_at_s=0.0)
+    assert from_json(to_json(manifest)) == manifest
+    for text in ("", "{}", "[]", to_json(manifest).replace('"format": 1', '"format": 2')):
+        with pytest.raises(WeightsError):
+            from_json(text)
+
+
+def test_a_probe_has_one_logprob_less_than_tokens() -> None:
+    for sequences, logprobs in [((), ()), (((1,),), ((),)), (((1, 2),), ((-1.0, -1.0),))]:
+        with pytest.raises(ValueError, match="probe needs"):
+            Probe(sequences, logprobs)
+
+
+def test_the_model_folder_says_what_is_expected_and_a_tied_head_is_not(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"model.embed": torch.zeros(5, 2), "lm_head.weight": torch.zeros(5, 2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
+    assert model_tensors(tmp_path, "bfloat16") == {"model.embed": TensorSpec((5, 2), "bfloat16")}
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
+    assert model_tensors(tmp_path, "float32").keys() == {"model.embed", "lm_head.weight"}
+    with pytest.raises(WeightsError, match="no "):
+        model_tensors(tmp_path / "empty", "float32")
