@@ -48,7 +48,9 @@ class Model(Section):
     prompt_format: Literal["text", "chat"] = "text"
     """`text`: the prompt is tokenised as it is; `chat`: through the tokenizer's chat template."""
     max_length_tokens: int = Field(256, ge=2)
-    """Prompt and response together; longer prompts are refused on load."""
+    """Prompt and response together, of one sequence."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Longer prompts are refused; None: what max_new_tokens leaves of max_length_tokens."""
 
 
 class Pool(Section):
@@ -153,8 +155,8 @@ class Learner(Section):
     """Gradients are clipped to this norm."""
     zero_stage: Literal[0, 1, 2, 3] = 1
     """DeepSpeed ZeRO stage."""
-    num_ranks: Literal[1] = 1
-    """Learner processes."""
+    num_ranks: int = Field(1, ge=1)
+    """Learner processes; one is what runs."""
     microbatch_tokens: int = Field(16384, ge=1)
     """Padded tokens of one forward and backward at most (one rollout always fits)."""
     num_epochs: int = Field(1, ge=1)
@@ -264,6 +266,11 @@ class Config(Section):
         return self
 
     @property
+    def prompt_limit_tokens(self) -> int:
+        """The longest prompt that is sampled, in tokens after the template."""
+        return self.model.max_prompt_tokens or self.model.max_length_tokens - self.sampler.max_new_tokens
+
+    @property
     def run_dir(self) -> Path:
         """Folder of this run."""
         return self.run.root / self.run.name
@@ -271,7 +278,12 @@ class Config(Section):
 
 def _complaints(config: Config) -> Iterable[str]:
     """What cannot work together: the setting, its value, the reason, and what would be right."""
-    sampler, stream, learner = config.sampler, config.stream, config.learner
+    yield from _sampler_complaints(config)
+    yield from _stream_complaints(config)
+
+
+def _sampler_complaints(config: Config) -> Iterable[str]:
+    sampler = config.sampler
     if sampler.group_size < 2:
         yield f"sampler.group_size = {sampler.group_size}: a group needs at least 2 rollouts to have a spread"
     if sampler.group_size > sampler.max_num_seqs:
@@ -284,6 +296,13 @@ def _complaints(config: Config) -> Iterable[str]:
             f"sampler.max_new_tokens = {sampler.max_new_tokens}: no room for a prompt in model.max_length_tokens = "
             f"{config.model.max_length_tokens}; at most {config.model.max_length_tokens - 1}"
         )
+    if config.model.max_prompt_tokens is not None:
+        total = config.model.max_prompt_tokens + sampler.max_new_tokens
+        if total > config.model.max_length_tokens:
+            yield (
+                f"model.max_prompt_tokens + sampler.max_new_tokens = {total} > model.max_length_tokens = "
+                f"{config.model.max_length_tokens}; lower one of the two"
+            )
     for name, full in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0)):
         value = getattr(sampler, name)
         if value != full:
@@ -291,6 +310,10 @@ def _complaints(config: Config) -> Iterable[str]:
                 f"sampler.{name} = {value}: the sampler would draw from a smaller support than the learner's "
                 f"distribution, and ratios would be wrong; use {full}"
             )
+
+
+def _stream_complaints(config: Config) -> Iterable[str]:
+    stream, learner = config.stream, config.learner
     if stream.publish_interval > stream.max_policy_age + 1:
         yield (
             f"stream.publish_interval = {stream.publish_interval}: no ticket could ever be issued; at most "
@@ -301,6 +324,8 @@ def _complaints(config: Config) -> Iterable[str]:
             f"stream.groups_per_step = {stream.groups_per_step} is not a multiple of learner.num_ranks = "
             f"{learner.num_ranks}"
         )
+    if learner.num_ranks > 1:
+        yield f"learner.num_ranks = {learner.num_ranks}: the learner runs as one process; use 1"
     if stream.groups_per_step % learner.num_minibatches:
         yield (
             f"learner.num_minibatches = {learner.num_minibatches} does not divide stream.groups_per_step = "
@@ -324,9 +349,14 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
+    return parse(with_overrides(tree, overrides), source=str(path))
+
+
+def with_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Apply `a.b=c` to a tree of plain values. Values are TOML; what is no TOML is text. Raises ConfigError."""
     for override in overrides:
         _apply(tree, override)
-    return parse(tree, source=str(path))
+    return tree
 
 
 def parse(tree: Mapping[str, Any], source: str) -> Config:
@@ -372,6 +402,16 @@ def _names(section: list[str]) -> list[str]:
     for name in section:
         model = model.model_fields[name].annotation
     return list(model.model_fields)
+
+
+def missing_files(config: Config) -> list[str]:
+    """What the run needs on disk and does not find."""
+    missing = (
+        [] if (config.model.path / "config.json").exists() else [f"model.path = {config.model.path}: no config.json"]
+    )
+    for name, files in (("pool.files", config.pool.files), ("evaluation.files", config.evaluation.files)):
+        missing += [f"{name}: {file}" for file in files if not file.exists()]
+    return missing
 
 
 def to_toml(config: Config) -> str:

@@ -1,0 +1,1 @@
+"""The durable buffer: journal, ledger, tickets, leases."""

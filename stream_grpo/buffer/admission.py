@@ -1,0 +1,59 @@
+"""What an inserted group is: accepted, or the end it has at once. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from stream_grpo.buffer.facts import GroupFacts
+from stream_grpo.buffer.lineage import Lineage
+from stream_grpo.types import Fate
+
+
+class Admission(NamedTuple):
+    """How a group is taken, and why."""
+
+    fate: Fate
+    reason: str
+
+
+def admit(
+    facts: GroupFacts, lineage: Lineage, *, max_policy_age: int, signal_tolerance: float, config_hash: str | None
+) -> Admission:
+    """Judge a group: invalid before no_signal before stale, else accepted.
+
+    A group without signal is one whose valid rewards differ by no more than `signal_tolerance`, found by largest minus
+    smallest, never by a deviation. `config_hash` None takes any.
+    """
+    wrong = _what_is_wrong(facts, config_hash)
+    if wrong:
+        return Admission(Fate.INVALID, wrong)
+    if facts.spread <= signal_tolerance:
+        return Admission(Fate.NO_SIGNAL, _cause(facts))
+    try:
+        age = max(lineage.age(version) for version in facts.versions)
+    except ValueError as error:
+        return Admission(Fate.INVALID, f"version: {error}")
+    if age > max_policy_age:
+        return Admission(Fate.STALE, f"age: {age} at insert, max_policy_age is {max_policy_age}")
+    return Admission(Fate.ACCEPTED, "")
+
+
+def _what_is_wrong(facts: GroupFacts, config_hash: str | None) -> str:
+    if config_hash is not None and facts.config_hash != config_hash:
+        return f"config changed: the group has {facts.config_hash}, the run {config_hash}"
+    if len(facts.rewards) < 2:
+        return f"rollouts: {len(facts.rewards)} valid, a group needs 2"
+    if not all(math.isfinite(reward) for reward in facts.rewards):
+        return f"rewards: not finite: {facts.rewards}"
+    if not facts.has_finite_logprobs:
+        return "logprobs: a behavior logprob is not finite"
+    return ""
+
+
+def _cause(facts: GroupFacts) -> str:
+    if facts.num_passed == len(facts.rewards):
+        return "all_right"
+    if facts.num_failed == len(facts.rewards):
+        return "all_wrong"
+    return "coarse"

@@ -1,0 +1,157 @@
+"""The account: every group is in one state, every sampled token has one fate. A fold over transitions.
+
+    generated = trained + baseline_only + masked + stale + no_signal + invalid + refused + evaluation
+                + buffered + in_flight
+
+`generated` are the tokens that reached the buffer, refused copies of a group included. `refused` counts those copies:
+the group they are a copy of has its own state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from stream_grpo.buffer.transitions import Kind, Transition
+from stream_grpo.errors import LedgerError
+from stream_grpo.types import Fate
+
+TOKEN_FATES = (
+    "trained",
+    "baseline_only",
+    "masked",
+    "stale",
+    "no_signal",
+    "invalid",
+    "refused",
+    "evaluation",
+    "buffered",
+    "in_flight",
+)
+
+_ENDS = frozenset({Kind.TRAINED, Kind.STALE, Kind.NO_SIGNAL, Kind.INVALID})
+_LEGAL: dict[Kind | None, frozenset[Kind]] = {
+    None: frozenset({Kind.TICKETED}),
+    Kind.TICKETED: frozenset({Kind.TICKETED, Kind.ACCEPTED, Kind.STALE, Kind.NO_SIGNAL, Kind.INVALID}),
+    Kind.ACCEPTED: frozenset({Kind.LEASED, Kind.STALE}),
+    Kind.LEASED: frozenset({Kind.TRAINED, Kind.RESTORED, Kind.STALE}),
+    # Until the oldest kept checkpoint contains it, a restore takes the end of a trained group back.
+    Kind.TRAINED: frozenset({Kind.RESTORED, Kind.STALE}),
+}
+_STATES = frozenset().union(*_LEGAL.values())
+
+
+@dataclass(slots=True)
+class _Account:
+    state: Kind
+    tokens: Counter[str] = field(default_factory=Counter)
+    """The group's sampled tokens by fate."""
+
+
+class Ledger:
+    """Groups by state and tokens by fate, kept by `apply`."""
+
+    def __init__(self) -> None:
+        """An account without entries."""
+        self._open: dict[str, _Account] = {}
+        self._groups: Counter[str] = Counter()
+        self._tokens: Counter[str] = Counter()
+        self._num_ticketed = 0
+        self._generated = 0
+        self.ends: Counter[str] = Counter()
+        """Ends of groups by fate and reason, as `stale: deadline`."""
+
+    def check_row(self, row: Transition) -> None:
+        """Raises LedgerError where a transition is not legal, or the learner's tokens of a group do not add up."""
+        if row.kind is Kind.REFUSED or row.kind not in _STATES:
+            return
+        account = self._open.get(row.group_id)
+        before = account.state if account else None
+        if row.kind not in _LEGAL.get(before, frozenset()):
+            raise LedgerError(f"group {row.group_id}: {row.kind} cannot follow {before or 'nothing'}")
+        if row.kind is Kind.TRAINED and account:
+            self._check_trained(row, account)
+
+    def apply(self, row: Transition) -> None:
+        """Enter a transition. Raises LedgerError, before anything is entered, where `check_row` does."""
+        self.check_row(row)
+        if row.kind is Kind.REFUSED:
+            self._groups["refused"] += 1
+            self._tokens["refused"] += row.num_tokens
+            self._generated += row.num_tokens
+            self.ends[f"refused: {row.reason.partition(':')[0]}"] += 1
+        elif row.kind in _STATES:
+            self._move(row)
+
+    def _move(self, row: Transition) -> None:
+        account = self._open.get(row.group_id)
+        if account is None:
+            account = self._open[row.group_id] = _Account(row.kind)
+            self._num_ticketed += 1
+        else:
+            self._groups[account.state] -= 1
+            self._tokens.subtract(account.tokens)
+        account.state = Kind.ACCEPTED if row.kind is Kind.RESTORED else row.kind
+        account.tokens = self._tokens_after(row, account)
+        self._groups[account.state] += 1
+        self._tokens.update(account.tokens)
+        if row.kind in _ENDS:
+            self.ends[f"{row.kind}: {row.reason.partition(':')[0]}" if row.reason else row.kind.value] += 1
+            if row.kind is not Kind.TRAINED:
+                del self._open[row.group_id]
+
+    def _tokens_after(self, row: Transition, account: _Account) -> Counter[str]:
+        if row.length:
+            self._generated += row.num_tokens
+        total = row.num_tokens if row.length else account.tokens.total()
+        match row.kind:
+            case Kind.TRAINED:
+                return Counter(
+                    trained=row.trained_tokens, masked=row.masked_tokens, baseline_only=row.baseline_only_tokens
+                )
+            case Kind.STALE | Kind.NO_SIGNAL | Kind.INVALID:
+                return Counter({row.kind.value: total})
+            case Kind.TICKETED:
+                return Counter()
+            case _:
+                return Counter(buffered=total)
+
+    def _check_trained(self, row: Transition, account: _Account) -> None:
+        reported = row.trained_tokens + row.masked_tokens + row.baseline_only_tokens
+        if reported != account.tokens.total():
+            raise LedgerError(
+                f"group {row.group_id}: {account.tokens.total()} sampled tokens, the learner accounts for {reported} "
+                f"(trained {row.trained_tokens}, masked {row.masked_tokens}, baseline_only {row.baseline_only_tokens})"
+            )
+
+    def forget(self, group_ids: Iterable[str]) -> None:
+        """Trained groups that a kept checkpoint contains: their end is final."""
+        for group_id in group_ids:
+            self._open.pop(group_id, None)
+
+    def gap(self) -> str:
+        """What does not close, in words; empty where everything does."""
+        tokens = sum(self._tokens[fate] for fate in TOKEN_FATES)
+        if tokens != self._generated:
+            gap = self._generated - tokens
+            return f"{self._generated} tokens were generated, {tokens} have a fate, a gap of {gap}"
+        groups = sum(count for state, count in self._groups.items() if state != Kind.REFUSED)
+        if groups != self._num_ticketed:
+            gap = self._num_ticketed - groups
+            return f"{self._num_ticketed} groups were ticketed, {groups} have a state, a gap of {gap}"
+        negative = [name for name, count in (*self._tokens.items(), *self._groups.items()) if count < 0]
+        return f"negative counts of {', '.join(negative)}" if negative else ""
+
+    def check(self) -> None:
+        """Raises LedgerError naming the gap where the account does not close."""
+        gap = self.gap()
+        if gap:
+            raise LedgerError(f"the account does not close: {gap}")
+
+    def as_fields(self) -> dict[str, Any]:
+        """The account as plain values: `groups` by state, `tokens` by fate, and whether it `closes`."""
+        tokens = {"generated": self._generated} | {fate: self._tokens[fate] for fate in TOKEN_FATES}
+        groups = {fate.value: self._groups[fate.value] for fate in Fate}
+        return {"groups": groups, "tokens": tokens, "closes": not self.gap()}

@@ -1,0 +1,315 @@
+"""The buffer's loop: receive, decide, make durable, answer. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from curator.wire import ERROR, Client, Request, Server
+from stream_grpo.buffer.book import Book, Refusal, Rules
+from stream_grpo.buffer.intake import Intake
+from stream_grpo.buffer.journal import Journal
+from stream_grpo.buffer.leases import Leases
+from stream_grpo.buffer.requests import count_of, forks_in, list_of, text_of, texts_of, tokens_of, version_in
+from stream_grpo.buffer.signal import WINDOW
+from stream_grpo.buffer.status import figures
+from stream_grpo.buffer.tickets import block_size
+from stream_grpo.config import Buffer, Stream
+from stream_grpo.errors import LedgerError
+from stream_grpo.transport.channels import ticket_fields
+
+TICKETS_WAIT_S = 0.5
+"""A request for tickets is held back so long before it is answered with a cause."""
+LEASE_WAIT_S = 1.0
+"""A lease is held back so long before it is answered with a cause."""
+_IDLE_S = 0.02
+_POSITION_EVERY_S = 1.0
+_STATUS_EVERY_S = 0.1
+_log = logging.getLogger(__name__)
+
+
+def credits_for(stream: Stream, default: int = 64) -> int:
+    """Credits that the buffer's server must grant a client.
+
+    At `max_policy_age` 0 inserts are acknowledged once their whole block has come in, so the largest block must fit.
+    """
+    if stream.max_policy_age > 0:
+        return default
+    return max(default, block_size(stream.groups_per_step, 1 / (WINDOW + 2)) + 8)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request that is held back until it can be granted or its time is over."""
+
+    request: Request
+    asked_by: str
+    until_s: float
+    grant: Callable[[bool], bool]
+    """Tries to answer; told whether time is over, in which case it must. True when answered."""
+
+
+class BufferProcess:
+    """Owns journal and book. `run` belongs to one thread; `status` may be called from any."""
+
+    def __init__(
+        self,
+        server: Server,
+        curator: Client | None,
+        *,
+        directory: Path,
+        stream: Stream,
+        buffer: Buffer,
+        seed: int,
+        config_hash: str | None = None,
+        signal_tolerance: float = 1e-6,
+        clock: Callable[[], float] = time.time,
+        free_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        """Open or begin the journal in `directory` and rebuild everything from it.
+
+        `server` must grant `credits_for(stream)`; without a curator outcomes are kept in the journal alone.
+        `free_bytes`: room on the disk. Raises JournalError where the journal cannot be taken up again.
+        """
+        self._server, self._curator, self._clock, self._settings = server, curator, clock, buffer
+        self._journal = Journal(directory, segment_bytes=buffer.segment_bytes)
+        rules = Rules(
+            groups_per_step=stream.groups_per_step,
+            max_policy_age=stream.max_policy_age,
+            sample_deadline_s=stream.sample_deadline_s,
+            max_groups_without_signal=stream.max_groups_without_signal,
+            run_seed=seed,
+            signal_tolerance=signal_tolerance,
+            config_hash=config_hash,
+        )
+        self._book = Book(self._journal, rules, now=clock())
+        if curator is None:
+            self._book.outbox.close()
+        self._intake, self._leases = Intake(self._book), Leases(self._book)
+        self._free_bytes = free_bytes or (lambda: shutil.disk_usage(directory).free)
+        self._handlers: Mapping[str, Callable[[Request, float], None]] = {
+            "hello": self._hello,
+            "tickets": self._tickets,
+            "insert": self._insert,
+            "start": self._start,
+            "lease": self._lease,
+            "trained": self._trained,
+            "checkpointed": self._checkpointed,
+            "ledger": self._ledger,
+        }
+        self._unsent: list[tuple[Request, str, Mapping[str, Any], Sequence[bytes]]] = []
+        self._waiting: list[_Waiting] = []
+        self._seen_state: tuple[int, int] = (-1, -1)
+        self._pending_since: float | None = None
+        self._next_position_at = self._next_status_at = 0.0
+        self._status = figures(self._book, self._journal)
+
+    @property
+    def address(self) -> str:
+        """Where samplers and the learner connect."""
+        return self._server.address
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until `stop` is set; what was taken is then durable and answered.
+
+        Raises JournalError where the disk does not take what must be durable, LedgerError where the account has a gap.
+        """
+        try:
+            while not stop.is_set():
+                self.turn()
+            self._commit()
+        finally:
+            self.close()
+
+    def turn(self) -> None:
+        """One turn of the loop."""
+        request = self._server.receive(self._patience_s())
+        now = self._clock()
+        if request is not None:
+            self._handle(request, now)
+        self._intake.expire(now)
+        self._tell_inserts()
+        self._serve_waiting(now)
+        if self._commit_is_due(now, is_idle=request is None):
+            self._commit()
+        self._report_outcomes(now)
+        if now >= self._next_status_at:
+            self._status, self._next_status_at = figures(self._book, self._journal), now + _STATUS_EVERY_S
+
+    def _patience_s(self) -> float:
+        if self._journal.has_pending:
+            return 0.0
+        return 0.002 if self._book.outbox.is_waiting else _IDLE_S
+
+    def close(self) -> None:
+        """Close the journal. What is not committed is not written, as after a kill."""
+        self._journal.close()
+
+    # -- answering ----------------------------------------------------------------------------------------------------
+
+    def _handle(self, request: Request, now: float) -> None:
+        handler = self._handlers.get(request.message.kind)
+        try:
+            if handler is None:
+                raise Refusal(f"unknown message '{request.message.kind}'; known: {', '.join(self._handlers)}")
+            handler(request, now)
+        except (Refusal, LedgerError) as error:
+            self._answer(request, ERROR, {"reason": str(error)})
+
+    def _answer(
+        self, request: Request, kind: str, fields: Mapping[str, Any] | None = None, body: Sequence[bytes] = ()
+    ) -> None:
+        """Answer once all that the answer may rest on is durable."""
+        if self._journal.has_pending:
+            self._unsent.append((request, kind, fields or {}, body))
+        else:
+            self._server.reply(request, kind, fields, body)
+
+    def _tell_inserts(self) -> None:
+        for taken in self._intake.take_answers():
+            assert isinstance(taken.asked_by, Request)
+            self._answer(taken.asked_by, "taken", {"fate": taken.fate.value, "reason": taken.reason})
+
+    def _commit_is_due(self, now: float, *, is_idle: bool) -> bool:
+        """At once when nothing else is waiting, else `group_commit_s` after the oldest that waits."""
+        if not self._journal.has_pending:
+            return False
+        if self._pending_since is None:
+            self._pending_since = now
+        return is_idle or now - self._pending_since >= self._settings.group_commit_s
+
+    def _commit(self) -> None:
+        self._journal.commit()
+        self._pending_since = None
+        self._book.outbox.committed()
+        unsent, self._unsent = self._unsent, []
+        for request, kind, fields, body in unsent:
+            self._server.reply(request, kind, fields, body)
+
+    def _hold(self, waiting: _Waiting) -> None:
+        if not waiting.grant(False):
+            self._waiting.append(waiting)
+
+    def _serve_waiting(self, now: float) -> None:
+        """Try held requests again where something has changed, and end those whose time is over."""
+        state = (self._journal.num_appended, self._book.outbox.num_acknowledged)
+        has_changed, self._seen_state = state != self._seen_state, state
+        still: list[_Waiting] = []
+        for waiting in self._waiting:
+            is_over = now >= waiting.until_s
+            try:
+                if not ((has_changed or is_over) and waiting.grant(is_over)):
+                    still.append(waiting)
+            except Refusal as error:
+                self._answer(waiting.request, ERROR, {"reason": str(error)})
+        self._waiting = still
+
+    # -- samplers -----------------------------------------------------------------------------------------------------
+
+    def _hello(self, request: Request, now: float) -> None:
+        sampler_id = text_of(request.message, "sampler_id")
+        # What an earlier incarnation still asks for would go to nobody.
+        self._waiting = [waiting for waiting in self._waiting if waiting.asked_by != sampler_id]
+        self._answer(request, "welcome", {"epoch": self._intake.hello(sampler_id, now)})
+
+    def _tickets(self, request: Request, now: float) -> None:
+        message = request.message
+        sampler_id, version = text_of(message, "sampler_id"), version_in(message)
+        num_wanted = count_of(message, "num_wanted")
+        self._intake.name_problems(texts_of(message, "problems"), now)
+        request_id = f"{request.sender.decode(errors='replace')}/{message.id}"
+
+        def grant(is_over: bool) -> bool:
+            if self._has_room_on_disk():
+                tickets, cause = self._intake.issue(sampler_id, version, num_wanted, request_id, self._clock())
+            else:
+                tickets, cause = [], self._no_room()
+            if tickets or is_over:
+                plain = [ticket_fields(ticket) for ticket in tickets]
+                self._answer(request, "tickets", {"tickets": plain, "cause": cause})
+            return bool(tickets) or is_over
+
+        self._hold(_Waiting(request, sampler_id, now + TICKETS_WAIT_S, grant))
+
+    def _insert(self, request: Request, now: float) -> None:
+        if len(request.message.body) != 1:
+            raise Refusal(f"insert: expected one body, received {len(request.message.body)}")
+        if not self._has_room_on_disk():
+            raise Refusal(self._no_room())
+        before = self._book.signal.num_without
+        self._intake.insert(request, request.message.body[0], now)
+        self._warn_without_signal(before)
+
+    def _warn_without_signal(self, before: int) -> None:
+        signal, limit = self._book.signal, self._book.rules.max_groups_without_signal
+        if any(before < mark <= signal.num_without for mark in (limit // 4, limit // 2)):
+            _log.warning("%s; the run ends at %d", signal.sentence(), limit)
+
+    def _has_room_on_disk(self) -> bool:
+        return self._free_bytes() >= self._settings.min_free_bytes
+
+    def _no_room(self) -> str:
+        free, needed = self._free_bytes() >> 20, self._settings.min_free_bytes >> 20
+        return f"the journal's disk is full: {free} MiB are free, buffer.min_free_bytes asks for {needed} MiB"
+
+    # -- the learner --------------------------------------------------------------------------------------------------
+
+    def _start(self, request: Request, now: float) -> None:
+        self._leases.start(version_in(request.message), forks_in(request.message), now)
+        self._intake.settle(now)
+        self._answer(request, "started")
+
+    def _lease(self, request: Request, now: float) -> None:
+        version, num_groups = version_in(request.message), count_of(request.message, "num_groups")
+
+        def grant(is_over: bool) -> bool:
+            batch = self._leases.lease(version, num_groups, self._clock())
+            if batch.groups or is_over:
+                body = [held.data for held in batch.groups]
+                self._answer(request, "batch", {"cause": batch.cause, "ages": batch.ages}, body)
+            return bool(batch.groups) or is_over
+
+        self._hold(_Waiting(request, "learner", now + LEASE_WAIT_S, grant))
+
+    def _trained(self, request: Request, now: float) -> None:
+        tokens = tokens_of(request.message)
+        self._leases.trained(version_in(request.message), list_of(request.message, "group_ids"), tokens, now)
+        self._answer(request, "counted", self._book.ledger.as_fields())
+
+    def _checkpointed(self, request: Request, now: float) -> None:
+        self._leases.checkpointed(version_in(request.message), now)
+        self._answer(request, "noted")
+
+    def _ledger(self, request: Request, now: float) -> None:
+        self._answer(request, "ledger", self._book.ledger.as_fields())
+
+    # -- the curator --------------------------------------------------------------------------------------------------
+
+    def _report_outcomes(self, now: float) -> None:
+        if self._curator is None:
+            return
+        outbox = self._book.outbox
+        for answer in self._curator.poll(0.0):
+            if answer.kind == ERROR:
+                outbox.refused(answer.fields["reason"])
+                _log.warning("curator refused a report: %s", outbox.refusal)
+            else:
+                outbox.answered(answer.fields)
+        if now >= self._next_position_at:
+            self._next_position_at = now + _POSITION_EVERY_S
+            outbox.ask_again()
+        message = outbox.next_message(self._journal.read) if self._curator.has_credit else None
+        if message:
+            self._curator.post(message.kind, message.fields, message.body)
+
+    # -- status -------------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What the launcher shows, as of the last tenth of a second."""
+        return self._status

@@ -1,0 +1,106 @@
+"""Which groups a step takes: fewest steps left first, then oldest dispatched. Pure; the proof of the age bound.
+
+Words: A is `max_policy_age`, n is groups-per-step. A group's age is that of its oldest token, or of the weights its
+ticket was issued for while it is in flight; its steps left are A minus its age. Live = in flight + buffered + leased.
+
+Claim: no group that is leased is older than A, and waiting for the in-flight ones always ends.
+
+    I.   At every moment, for every k >= 0, at most (k + 1) n live groups have k or fewer steps left.
+    II.  No live group has fewer than 0 steps left.
+
+Proof, by induction over what can happen.
+
+*Issue.* A ticket for weights that lag the learner by g has L = A - g steps left, and is issued only while
+live < (A + 1 - g) n = (L + 1) n. After it live <= (L + 1) n, so (I) holds for all k >= L; for k < L nothing changed.
+With g > A nothing is issued, so L >= 0 and (II) holds. A ticket that is issued again leaves the count first.
+
+*Insert.* A sampler's weights never go back while it holds a ticket, so no token is older than the weights at issue:
+steps left can only grow, which helps (I) and (II). (A sampler that breaks this is caught by the check of every token,
+at insert and at lease.) *Any other end* of a group only lowers counts.
+
+*Step.* Step u takes n groups and begins only if for every k >= 0 at most k n of the live groups left behind have k or
+fewer steps left. For k = 0: none left behind has 0 steps left. The step makes every group one older: what had k + 1 or
+fewer steps left now has k or fewer, and of these there are at most (k + 1) n. That is (I), and (II) follows from k = 0.
+The leased n themselves had 0 or more steps left at lease, which is the bound.
+
+*Waiting ends.* If nothing more were in flight and n or more groups were buffered, the step could begin: by (I) at most
+(k + 1) n have k or fewer steps left, and the n with the fewest are taken, so at most k n of those stay. Hence what
+forbids a step is always a group in flight, or too few groups. A group in flight, a straggler of any length included,
+arrives or passes its deadline and ends as stale; either way the count of those in flight falls. With too few groups
+live < n or some are in flight; with live < n a sampler whose weights lag by no more than A gets a ticket, and weights
+lag by no more than publish_interval - 1 <= A once a sampler has applied what is published. So a step begins after
+finitely many arrivals and deadlines, as long as some groups have signal. Only this order has the property: any other
+may leave behind a group with 0 steps left. QED
+
+*Restore.* Ages across branches may be any. `keep_in_order` walks the groups in the order and keeps one with s >= 0
+steps left only while fewer than (s + 1) n are kept, which is (I) and (II) again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A live group as the order sees it."""
+
+    group_id: str
+    """Sorts by issue."""
+    age: int
+    """Of its oldest token, or of the weights at issue while it is in flight."""
+    sampler_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The groups of a step in their order, or why it must wait."""
+
+    batch: tuple[str, ...]
+    cause: str
+
+
+def steps_left(group: Candidate, max_policy_age: int) -> int:
+    """Steps that may still begin with this group waiting; below 0 it is too old."""
+    return max_policy_age - group.age
+
+
+def in_order(groups: Iterable[Candidate], max_policy_age: int) -> list[Candidate]:
+    """Fewest steps left, then oldest dispatched."""
+    return sorted(groups, key=lambda group: (steps_left(group, max_policy_age), group.group_id))
+
+
+def select(
+    available: Sequence[Candidate], in_flight: Sequence[Candidate], num_groups: int, max_policy_age: int
+) -> Selection:
+    """The `num_groups` groups that a step takes of `available`, or the cause it must wait.
+
+    The step begins only if for every k >= 0 at most k * num_groups of the live groups left behind have k or fewer steps
+    left. The caller has taken out of `available` what is too old.
+    """
+    ordered = in_order(available, max_policy_age)
+    waited_for = in_order(in_flight, max_policy_age)[:1]
+    left_behind = in_order([*ordered[num_groups:], *in_flight], max_policy_age)
+    fits = all(
+        count <= steps_left(group, max_policy_age) * num_groups for count, group in enumerate(left_behind, start=1)
+    )
+    # With nothing in flight the step begins: by (I) it fits, and to wait for nobody would be for ever.
+    if len(ordered) >= num_groups and (fits or not waited_for):
+        return Selection(tuple(group.group_id for group in ordered[:num_groups]), "")
+    counts = f"{len(ordered)} groups buffered, {len(in_flight)} in flight, {num_groups} needed"
+    if not waited_for:
+        return Selection((), f"{counts}; no group is in flight")
+    first = waited_for[0]
+    left = steps_left(first, max_policy_age)
+    return Selection((), f"{counts}; waits for group {first.group_id} of {first.sampler_id} with {left} steps left")
+
+
+def keep_in_order(live: Iterable[Candidate], num_groups: int, max_policy_age: int) -> set[str]:
+    """The groups that still have a place in the order after a restore."""
+    kept: set[str] = set()
+    for group in in_order(live, max_policy_age):
+        left = steps_left(group, max_policy_age)
+        if left >= 0 and len(kept) < (left + 1) * num_groups:
+            kept.add(group.group_id)
+    return kept

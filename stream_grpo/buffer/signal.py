@@ -1,0 +1,57 @@
+"""How many groups have signal: the expected share, and the run of groups without any. Folds over transitions."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from stream_grpo.buffer.transitions import Kind, Transition
+
+WINDOW = 256
+"""Groups that the expected share looks back on."""
+
+
+class SignalWatch:
+    """Follows which groups came in with signal."""
+
+    def __init__(self) -> None:
+        """Nothing seen yet: the expected share is 1/2."""
+        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._without: Counter[str] = Counter()
+        self._num_cut_off = 0
+
+    def apply(self, row: Transition) -> None:
+        """Follow a transition: a record that came in, a ticket that passed its deadline, or a start."""
+        if row.kind is Kind.STARTED:
+            self._reset()
+        elif row.kind is Kind.ACCEPTED:
+            self._recent.append(True)
+            self._reset()
+        elif row.kind in (Kind.NO_SIGNAL, Kind.INVALID):
+            self._recent.append(False)
+            self._without[row.reason if row.kind is Kind.NO_SIGNAL else "invalid"] += 1
+            self._num_cut_off += row.num_cut_off > 0
+        elif row.kind is Kind.STALE and row.reason == "deadline":
+            self._recent.append(False)
+
+    def _reset(self) -> None:
+        self._without.clear()
+        self._num_cut_off = 0
+
+    @property
+    def expected_share(self) -> float:
+        """(with signal + 1) / (groups + 2) over the last WINDOW groups: Laplace's rule, never 0 nor 1."""
+        return (sum(self._recent) + 1) / (len(self._recent) + 2)
+
+    @property
+    def num_without(self) -> int:
+        """Groups in a row without signal since the last one with it, or since the start."""
+        return self._without.total()
+
+    def sentence(self) -> str:
+        """The run of groups without signal in words, with its counts."""
+        causes = ("all_right", "all_wrong", "coarse", "invalid")
+        counts = ", ".join(f"{self._without[cause]} {cause.replace('_', ' ')}" for cause in causes)
+        return (
+            f"{self.num_without} groups in a row had no signal: {counts}; in {self._num_cut_off} of them rollouts were "
+            f"cut off at the length limit"
+        )

@@ -1,0 +1,30 @@
+"""How the buffer is doing, in figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stream_grpo.buffer.book import Book
+from stream_grpo.buffer.journal import Journal
+
+
+def figures(book: Book, journal: Journal) -> dict[str, Any]:
+    """Counts, seconds and bytes as plain values."""
+    return {
+        "version": list(book.lineage.learner),
+        "live": book.num_live,
+        "in_flight": len(book.tickets),
+        "buffered": book.stock.num_live - book.stock.num_leased,
+        "leased": book.stock.num_leased,
+        "ledger": book.ledger.as_fields(),
+        "ends": dict(book.ledger.ends),
+        "bytes_on_disk": journal.num_bytes,
+        "num_commits": journal.num_commits,
+        "commit_s": journal.commit_s,
+        "longest_commit_s": journal.longest_commit_s,
+        "num_incomplete": journal.num_incomplete,
+        "expected_share": book.signal.expected_share,
+        "groups_without_signal": book.signal.num_without,
+        "outcomes": book.outbox.num_outcomes,
+        "outcomes_acknowledged": book.outbox.num_acknowledged,
+    }

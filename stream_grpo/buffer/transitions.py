@@ -1,0 +1,152 @@
+"""Transitions: what happened to a group, one row each, and the Arrow schema of the log that holds them.
+
+Everything the buffer knows is a fold over these rows, so a restart rebuilds it. What the columns hold, by kind:
+
+    kind           branch, step               reason                              also
+    hello          -                          -                                   sampler_id, owner_epoch: incarnation
+    ticketed       weights of the sampler     id of the request it answers        sampler_id, owner_epoch
+    picked         -                          -                                   problem_id of a ticket
+    accepted       learner when it came in    -                                   the record, num_tokens, num_cut_off
+    no_signal      learner when it came in    all_right, all_wrong or coarse      the record, num_tokens, num_cut_off
+    invalid        learner when it came in    what is wrong with it               the record, num_tokens, num_cut_off
+    stale          learner at the end         age, deadline, surplus or restore   the record, where it ends on arrival
+    refused        learner when it came in    why this copy is not taken          crc32, num_tokens; no record is kept
+    leased         learner the step starts at -
+    trained        the version that was made  -                                   tokens by fate
+    restored       learner after the restore  -                                   leased or trained, available again
+    started        learner                    forks as JSON: {"1": [0, 10]}
+    checkpointed   the oldest kept checkpoint -
+
+`num_tokens` counts sampled tokens, `crc32` is of the record's bytes, `checksum` is the CRC32 of the other columns of
+the row as a JSON list without spaces: Arrow itself does not notice a flipped bit.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+from stream_grpo.types import Fate, PolicyVersion
+
+
+class Kind(StrEnum):
+    """What a row says; the first eight are the states of a group."""
+
+    TICKETED = Fate.TICKETED.value
+    ACCEPTED = Fate.ACCEPTED.value
+    LEASED = Fate.LEASED.value
+    TRAINED = Fate.TRAINED.value
+    STALE = Fate.STALE.value
+    NO_SIGNAL = Fate.NO_SIGNAL.value
+    INVALID = Fate.INVALID.value
+    REFUSED = Fate.REFUSED.value
+    HELLO = "hello"
+    PICKED = "picked"
+    RESTORED = "restored"
+    STARTED = "started"
+    CHECKPOINTED = "checkpointed"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a record lies: the segment's number, first byte, bytes, CRC32."""
+
+    segment: int
+    offset: int
+    length: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """One row of the log. Its columns are explained on top of this file."""
+
+    kind: Kind
+    time_s: float
+    """Unix time."""
+    group_id: str = ""
+    problem_id: str = ""
+    sampler_id: str = ""
+    branch: int = -1
+    step: int = -1
+    owner_epoch: int = 0
+    segment: int = 0
+    offset: int = 0
+    length: int = 0
+    """Bytes of the record; 0 where the row has none."""
+    crc32: int = 0
+    num_tokens: int = 0
+    trained_tokens: int = 0
+    masked_tokens: int = 0
+    baseline_only_tokens: int = 0
+    num_cut_off: int = 0
+    """Rollouts that reached the length limit."""
+    reason: str = ""
+
+    @property
+    def version(self) -> PolicyVersion:
+        """Branch and step as one."""
+        return PolicyVersion(self.branch, self.step)
+
+    @property
+    def location(self) -> Location | None:
+        """Where the record lies, for a row that brought one."""
+        return Location(self.segment, self.offset, self.length, self.crc32) if self.length else None
+
+
+_COLUMNS: Mapping[str, pa.DataType] = {
+    "kind": pa.string(),
+    "time_s": pa.float64(),
+    "group_id": pa.string(),
+    "problem_id": pa.string(),
+    "sampler_id": pa.string(),
+    "branch": pa.int32(),
+    "step": pa.int32(),
+    "owner_epoch": pa.int32(),
+    "segment": pa.int32(),
+    "offset": pa.int64(),
+    "length": pa.int64(),
+    "crc32": pa.uint32(),
+    "num_tokens": pa.int64(),
+    "trained_tokens": pa.int64(),
+    "masked_tokens": pa.int64(),
+    "baseline_only_tokens": pa.int64(),
+    "num_cut_off": pa.int32(),
+    "reason": pa.string(),
+}
+
+TRANSITION_SCHEMA = pa.schema(
+    [pa.field(name, of_type, nullable=False) for name, of_type in {**_COLUMNS, "checksum": pa.uint32()}.items()],
+    metadata={"schema": "stream_grpo.transition", "schema_version": "1"},
+)
+
+
+def checksum(values: Iterable[Any]) -> int:
+    """CRC32 of a row's values in column order, as a JSON list without spaces."""
+    return zlib.crc32(json.dumps(list(values), separators=(",", ":")).encode())
+
+
+def encode_transitions(rows: Iterable[Transition]) -> bytes:
+    """Rows as one IPC message, without its schema."""
+    values = [[getattr(row, name) for name in _COLUMNS] for row in rows]
+    columns = [*zip(*values, strict=True), [checksum(row) for row in values]]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, TRANSITION_SCHEMA, strict=True)]
+    data: bytes = pa.RecordBatch.from_arrays(arrays, schema=TRANSITION_SCHEMA).serialize().to_pybytes()
+    return data
+
+
+def decode_transitions(batch: pa.RecordBatch) -> list[Transition]:
+    """The inverse of `encode_transitions`. Raises ValueError where a row is not what was written."""
+    rows = []
+    for row in batch.to_pylist():
+        expected = row.pop("checksum")
+        if checksum(row.values()) != expected:
+            raise ValueError(f"a row of group '{row['group_id']}' does not have its checksum")
+        rows.append(Transition(**{**row, "kind": Kind(row["kind"])}))
+    return rows

@@ -1,0 +1,112 @@
+"""The `stream-grpo` command. Heavy libraries are imported only by the commands that use them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from curator.errors import CuratorError
+from stream_grpo import config as configuration
+from stream_grpo.console import Console
+from stream_grpo.errors import ConfigError, StreamGrpoError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, for example --set run.seed=1. Repeatable."),
+]
+
+
+@app.command()
+def train(
+    config_file: Annotated[Path | None, typer.Argument(help="A TOML file; see configs/.", show_default=False)] = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Continue this run folder from its newest checkpoint.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Validate, print the resolved configuration, start nothing.")] = False,
+) -> None:
+    """Train: sample, curate and learn at once; evaluate on held-out problems before and after."""
+    console = Console()
+    with _errors(console):
+        config = _load(config_file, resume, overrides or [])
+        if dry_run:
+            print(configuration.to_toml(config), end="")
+            for note in configuration.missing_files(config):
+                console.say(f"not there yet: {note}")
+            return
+        from stream_grpo.train import train as run
+
+        run(config, resume=resume is not None, console=console)
+
+
+def _load(config_file: Path | None, resume: Path | None, overrides: list[str]) -> configuration.Config:
+    if (config_file is None) == (resume is None):
+        raise ConfigError("name a config file, or a run folder with --resume; not both")
+    if resume is None:
+        assert config_file is not None
+        return configuration.load(config_file, overrides)
+    return configuration.load(
+        resume / "config.toml", [*overrides, f"run.name={resume.name}", f"run.root={resume.parent}"]
+    )
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A Hugging Face folder.")],
+    files: Annotated[list[Path], typer.Argument(help="Problem files: JSONL, JSON or Parquet.")],
+    num_samples: Annotated[int, typer.Option("--samples", min=1, help="Rollouts per problem.")] = 16,
+    num_problems: Annotated[int, typer.Option("--problems", min=1, help="A seeded subset where there are more.")] = 256,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Score a model on problems: pass@1 with 95% intervals over problems, by domain."""
+    console = Console(stderr=as_json)
+    with _errors(console):
+        evaluation = {"files": [str(file) for file in files], "num_samples": num_samples, "num_problems": num_problems}
+        tree = {"model": {"path": str(model)}, "evaluation": evaluation}
+        config = configuration.parse(configuration.with_overrides(tree, overrides or []), source="eval")
+        from stream_grpo.train import evaluate_model
+
+        scores = evaluate_model(config, console)
+        if as_json:
+            print(json.dumps(scores))
+        else:
+            console.scores(scores)
+
+
+@app.command("make-model")
+def make_model(
+    out: Annotated[Path, typer.Argument(help="Folder to write: model/, pool.jsonl, heldout.jsonl.")],
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same files.")] = 0,
+) -> None:
+    """Make a small Llama that adds numbers with a scratchpad and often fails, and its problems."""
+    console = Console()
+    with _errors(console):
+        begun = time.monotonic()
+        from stream_grpo.make_model import make_model as make
+
+        make(out, seed, report=console.say)
+        console.say(f"{out}: ready after {time.monotonic() - begun:.0f} s")
+
+
+@contextmanager
+def _errors(console: Console) -> Iterator[None]:
+    """Show what a user can act on as one message, not as a traceback; exit code 2 for bad input, 1 for a failed run."""
+    try:
+        yield
+    except (StreamGrpoError, CuratorError) as error:
+        console.error(str(error))
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+if __name__ == "__main__":
+    app()

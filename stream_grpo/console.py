@@ -1,0 +1,104 @@
+"""What a person sees in the terminal: one line a step, a bar with the time to the end, tables at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+class Console:
+    """Plain lines when not a terminal; a bar below them when it is one."""
+
+    def __init__(self, stderr: bool = False) -> None:
+        self._rich = RichConsole(stderr=stderr, highlight=False, soft_wrap=True)
+        self._progress: Progress | None = None
+        self._task: Any = None
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self._rich.print(text, markup=False)
+
+    def error(self, text: str) -> None:
+        """One message, marked as an error."""
+        self._rich.print("error:", style="bold red", end=" ")
+        self._rich.print(text, markup=False)
+
+    @contextmanager
+    def steps(self, total: int) -> Iterator[None]:
+        """Show a bar over learner steps, where there is a terminal."""
+        columns = (TextColumn("learner steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(
+            *columns, TextColumn("left"), TimeRemainingColumn(), console=self._rich, disable=not self._rich.is_terminal
+        ) as self._progress:
+            self._task = self._progress.add_task("steps", total=total)
+            yield
+        self._progress = None
+
+    def step(self, record: Mapping[str, Any], total: int) -> None:
+        """The line of one learner step."""
+        groups = record["groups"]
+        ended = groups["trained"] + groups["no_signal"]
+        signal = f"{groups['trained'] / ended:.0%}" if ended else "-"
+        self.say(
+            f"step {record['step']:>4}/{total}  reward {_number(record['reward_mean'])}  "
+            f"age {record['age_mean']:.1f} max {record['age_max']}  tokens {record['response_tokens_mean']:.0f}  "
+            f"grad {_number(record.get('grad_norm'))}  clip {_number(record.get('clip_share_high'))}  "
+            f"signal {signal}  waited {record['waited_s']:.2f} s  step {record['step_s']:.2f} s"
+        )
+        if self._progress is not None:
+            self._progress.update(self._task, completed=record["step"])
+
+    def scores(self, scores: Mapping[str, Mapping[str, Any]], title: str = "held-out pass@1") -> None:
+        """One evaluation by domain."""
+        table = Table("domain", "pass@1", "95% interval", "problems", title=title, title_justify="left")
+        for domain, score in scores.items():
+            table.add_row(domain, _percent(score["pass_at_1"]), _interval(score), str(score["num_problems"]))
+        self._rich.print(table)
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """The end of a run."""
+        before, after = summary["heldout_before"], summary["heldout_after"]
+        if before:
+            table = Table("domain", "before", "after", "problems", title="held-out pass@1", title_justify="left")
+            for domain, score in before.items():
+                now = after.get(domain, score)
+                cells = (
+                    f"{_percent(score['pass_at_1'])} [{_interval(score)}]",
+                    f"{_percent(now['pass_at_1'])} [{_interval(now)}]",
+                )
+                table.add_row(domain, *cells, str(score["num_problems"]))
+            self._rich.print(table, markup=False)
+            rise = summary["heldout_rise"]
+            self.say(
+                f"rise {rise['mean']:+.3f}, 95% interval {rise['low']:+.3f} to {rise['high']:+.3f}, paired by problem"
+            )
+        tokens, age, gap = summary["tokens"], summary["age"], summary["probe_gap"]
+        self.say("tokens   " + ", ".join(f"{fate} {count:,}" for fate, count in tokens.items() if count))
+        self.say("groups   " + ", ".join(f"{fate} {count:,}" for fate, count in summary["groups"].items() if count))
+        self.say(f"age      mean {age['mean']:.2f}, max {age['max']}")
+        self.say(f"probe    logprob gap mean {gap['mean']:.1e}, max {gap['max']:.1e} over {gap['num_tokens']:,} tokens")
+        busy = summary["busy_s"]
+        self.say(
+            f"time     {summary['steps']} steps, {summary['wall_s']:.0f} s in all; "
+            f"loop {summary['loop_wall_s']:.0f} s, sampler busy {busy['sampler']:.0f} s, "
+            f"learner busy {busy['learner']:.0f} s, overlap {summary['overlap']:.2f}"
+        )
+        self.say(f"ledger   {'closes' if summary['ledger_closes'] else 'DOES NOT CLOSE'}")
+        self.say(f"model    {summary['model_dir']}")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def _interval(score: Mapping[str, Any]) -> str:
+    return f"{100 * score['low']:.1f} to {100 * score['high']:.1f}"

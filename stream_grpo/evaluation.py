@@ -1,0 +1,266 @@
+"""Held-out pass@k with intervals, and the rise from before to after paired by problem. No torch, no engine of its own.
+
+Intervals are 95 % percentile bootstraps over problems (Efron 1979): the samples of one problem are not independent of
+each other, the problems are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream_grpo.rewards.score import Scorer
+from stream_grpo.rewards.verifiers import VerifiableProblem
+from stream_grpo.types import Decision, Generation, GenerationRequest, PolicyVersion
+
+ALL, HEADLINE = "all", "headline"
+"""The two rows of a summary that are no domain."""
+
+NUM_RESAMPLES = 2000
+"""Of every bootstrap."""
+
+INTERVAL_PERCENTILES = (2.5, 97.5)
+
+
+class EvaluatedProblem(VerifiableProblem, Protocol):
+    """What an evaluation reads of a problem."""
+
+    @property
+    def domain(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemScore:
+    """What the samples of one problem scored."""
+
+    problem_id: str
+    domain: str
+    num_scored: int
+    """Samples that passed or failed."""
+    num_passed: int
+    num_unscored: int = 0
+    """Samples without a reward: aborted, or an error of verifier or engine. In no rate."""
+    num_tokens: int = 0
+    """Sampled tokens, those of unscored samples included."""
+
+    @property
+    def pass_rate(self) -> float:
+        """Passed over scored; nan where nothing was scored."""
+        return self.num_passed / self.num_scored if self.num_scored else math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainScore:
+    """pass@1 of some problems with its 95 % interval. All three are nan where no problem was scored."""
+
+    pass_at_1: float
+    low: float
+    high: float
+    num_problems: int
+    """Problems with at least one scored sample."""
+    num_unscored: int = 0
+    """Samples without a reward."""
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """The row of a run summary, ready for JSON: nan, which JSON does not know, becomes None."""
+        figures = {"pass_at_1": self.pass_at_1, "low": self.low, "high": self.high}
+        return {name: None if math.isnan(value) else value for name, value in figures.items()} | {
+            "num_problems": self.num_problems
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rise:
+    """Mean difference of pass@1, after minus before, with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    num_problems: int
+    """Problems scored on both sides."""
+
+    def as_dict(self) -> dict[str, float | int]:
+        """The same as plain values."""
+        return {"mean": self.mean, "low": self.low, "high": self.high, "num_problems": self.num_problems}
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Chance that at least one of k samples passes, estimated without bias from c passes among n samples.
+
+    pass@k = 1 - C(n - c, k) / C(n, k)        (Chen et al. 2021, arXiv 2107.03374)
+
+    Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
+    """
+    if not 0 <= c <= n or not 1 <= k <= n:
+        raise ValueError(f"pass@{k} of {c} passes among {n} samples: needs 0 <= c <= n and 1 <= k <= n")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def summarize(
+    counts: Sequence[ProblemScore], seed: int, headline_domains: Iterable[str] = ()
+) -> dict[str, DomainScore]:
+    """pass@1 per domain, over "all" problems, and over those of the headline's domains (empty: all) as "headline".
+
+    Every problem with a scored sample has the same weight.
+
+    Raises ValueError for a headline domain that no problem has, or a domain called "all" or "headline".
+    """
+    domains = sorted({score.domain for score in counts})
+    headline = set(headline_domains) or set(domains)
+    if unknown := sorted(headline - set(domains)):
+        raise ValueError(f"headline domains without a problem: {unknown}; there are {domains}")
+    if taken := {ALL, HEADLINE} & set(domains):
+        raise ValueError(f"a domain cannot be called {sorted(taken)}: that is a row of the summary")
+    parts = {domain: [s for s in counts if s.domain == domain] for domain in domains}
+    parts[ALL] = list(counts)
+    parts[HEADLINE] = [s for s in counts if s.domain in headline]
+    return {name: _domain_score(part, _derived_seed(seed, name)) for name, part in parts.items()}
+
+
+def as_dicts(summary: Mapping[str, DomainScore]) -> dict[str, dict[str, float | int | None]]:
+    """A summary as plain JSON values: {domain: {pass_at_1, low, high, num_problems}}."""
+    return {name: score.as_dict() for name, score in summary.items()}
+
+
+def paired_rise(before: Sequence[ProblemScore], after: Sequence[ProblemScore], seed: int) -> Rise:
+    """Mean rise of pass@1 over problems, each paired with itself; the bootstrap draws problems with both their rates.
+
+    Problems without a scored sample on one side have no difference and are left out of mean and count.
+
+    Raises ValueError when the two do not hold the same problems, or no problem was scored on both sides.
+    """
+    rates_before, rates_after = _rates_by_id(before), _rates_by_id(after)
+    if rates_before.keys() != rates_after.keys():
+        odd = sorted(rates_before.keys() ^ rates_after.keys())
+        raise ValueError(f"before and after hold different problems: {len(odd)} are on one side only, first {odd[0]!r}")
+    # Sorted, so that the interval does not depend on the order in which problems were given.
+    differences = np.array([rates_after[i] - rates_before[i] for i in sorted(rates_before)], dtype=np.float64)
+    differences = differences[~np.isnan(differences)]
+    if not differences.size:
+        raise ValueError("no problem was scored both before and after")
+    low, high = _bootstrap_interval(differences, seed)
+    return Rise(mean=float(differences.mean()), low=low, high=high, num_problems=differences.size)
+
+
+P = TypeVar("P", bound=EvaluatedProblem)
+
+
+def evaluate(
+    problems: Sequence[P],
+    prompt_ids_of: Callable[[P], Sequence[int]],
+    generate: Callable[[Sequence[GenerationRequest]], Iterable[Generation]],
+    decode: Callable[[Sequence[int]], str],
+    scorer: Scorer,
+    num_samples: int,
+    seed: int,
+    max_new_tokens: int,
+) -> list[ProblemScore]:
+    """Sample every problem `num_samples` times and score what comes; one score per problem, in their order.
+
+    The seed of a sample depends on `seed`, problem id and sample number alone: two evaluations of the same problems
+    use the same seeds. Generations may come in any order. `decode` leaves special tokens out.
+
+    Raises ValueError for a problem id that occurs twice, for a generation that was not asked for, comes twice or is
+    missing, and when more than one policy version took part, a kept KV cache of older weights included.
+    """
+    if len({problem.problem_id for problem in problems}) != len(problems):
+        raise ValueError("a problem id occurs twice among the problems to evaluate")
+    requests: list[GenerationRequest] = []
+    owners: dict[str, int] = {}
+    for index, problem in enumerate(problems):
+        prompt_ids = tuple(prompt_ids_of(problem))
+        for sample in range(num_samples):
+            request = GenerationRequest(
+                request_id=f"eval/{index}/{sample}",
+                prompt_ids=prompt_ids,
+                seed=_derived_seed(seed, problem.problem_id, sample),
+                max_new_tokens=max_new_tokens,
+            )
+            requests.append(request)
+            owners[request.request_id] = index
+    tallies = [_Tally() for _ in problems]
+    versions: set[PolicyVersion] = set()
+    for generation in generate(requests):
+        if generation.request_id not in owners:
+            raise ValueError(f"generation {generation.request_id!r} was not asked for, or came twice")
+        index = owners.pop(generation.request_id)
+        _refuse_second_version(generation, versions)
+        token_ids = generation.token_ids.tolist()
+        result = scorer.score(problems[index], decode(token_ids), generation.end_reason)
+        tallies[index].add(result.reward is not None, result.decision is Decision.PASS, len(token_ids))
+    if owners:
+        raise ValueError(f"{len(owners)} of {len(requests)} generations are missing, first {next(iter(owners))!r}")
+    return [tally.score_of(problem) for tally, problem in zip(tallies, problems, strict=True)]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """The running counts of one problem."""
+
+    num_scored: int = 0
+    num_passed: int = 0
+    num_unscored: int = 0
+    num_tokens: int = 0
+
+    def add(self, scored: bool, passed: bool, num_tokens: int) -> None:
+        self.num_scored += scored
+        self.num_unscored += not scored
+        self.num_passed += scored and passed
+        self.num_tokens += num_tokens
+
+    def score_of(self, problem: EvaluatedProblem) -> ProblemScore:
+        return ProblemScore(
+            problem_id=problem.problem_id,
+            domain=problem.domain,
+            num_scored=self.num_scored,
+            num_passed=self.num_passed,
+            num_unscored=self.num_unscored,
+            num_tokens=self.num_tokens,
+        )
+
+
+def _refuse_second_version(generation: Generation, versions: set[PolicyVersion]) -> None:
+    versions.update(generation.versions)
+    if len(versions) > 1 or generation.mixed_context_from is not None:
+        seen = ", ".join(str(version) for version in sorted(versions))
+        raise ValueError(f"an evaluation is of one policy version; up to {generation.request_id!r} it saw {seen}")
+
+
+def _domain_score(scores: Sequence[ProblemScore], seed: int) -> DomainScore:
+    rates = np.array(
+        [s.pass_rate for s in sorted(scores, key=lambda s: s.problem_id) if s.num_scored], dtype=np.float64
+    )
+    num_unscored = sum(s.num_unscored for s in scores)
+    if not rates.size:
+        return DomainScore(pass_at_1=math.nan, low=math.nan, high=math.nan, num_problems=0, num_unscored=num_unscored)
+    low, high = _bootstrap_interval(rates, seed)
+    return DomainScore(
+        pass_at_1=float(rates.mean()), low=low, high=high, num_problems=rates.size, num_unscored=num_unscored
+    )
+
+
+def _bootstrap_interval(values: NDArray[np.float64], seed: int) -> tuple[float, float]:
+    """95 % percentile interval of the mean of values [P], drawn with replacement."""
+    # How often each value is drawn is all that the mean of a resample depends on: multinomial counts.
+    draws = np.random.default_rng(seed).multinomial(values.size, np.full(values.size, 1 / values.size), NUM_RESAMPLES)
+    low, high = np.percentile(draws @ values / values.size, INTERVAL_PERCENTILES)
+    return float(low), float(high)
+
+
+def _rates_by_id(scores: Sequence[ProblemScore]) -> dict[str, float]:
+    rates = {score.problem_id: score.pass_rate for score in scores}
+    if len(rates) != len(scores):
+        raise ValueError("a problem id occurs twice among the scores")
+    return rates
+
+
+def _derived_seed(seed: int, *parts: object) -> int:
+    """A seed of 63 bits, the same on every machine; a repr keeps ("a", 1) and ("a1",) apart."""
+    digest = hashlib.sha256(repr((seed, *parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

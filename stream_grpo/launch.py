@@ -1,0 +1,221 @@
+"""Places the processes of a run as Ray actors, restarts what dies, stops them in order. Ray is imported here alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from stream_grpo import parts
+from stream_grpo.config import Config
+from stream_grpo.errors import StallError, StreamGrpoError
+
+BUILD_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 8.0
+
+
+@ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)
+class Host:
+    """One process of the run: builds its part, runs its loop, answers while it runs."""
+
+    def __init__(self, name: str, log_dir: Path) -> None:
+        log = os.open(log_dir / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, sys.stdout.fileno())
+        os.dup2(log, sys.stderr.fileno())
+        # Ctrl-C in a terminal reaches the whole group; the launcher alone decides who stops when.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._stop = threading.Event()
+        self._part: Any = None
+
+    def build(self, kind: str, config: Config, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the part and say how it is reached, and under which process id it runs."""
+        self._part = parts.BUILDERS[kind](config, **arguments)
+        return {"address": getattr(self._part, "address", ""), "pid": os.getpid()}
+
+    def run(self) -> Any:
+        """The part's loop; returns what the loop returns."""
+        return self._part.run(self._stop)
+
+    def status(self) -> dict[str, Any]:
+        """The part's own account of itself."""
+        status: dict[str, Any] = self._part.status()
+        return status
+
+    def stop(self) -> None:
+        """Ask the loop to end."""
+        self._stop.set()
+
+
+@dataclass
+class Placed:
+    """A part, where it runs, and how often it may be started again."""
+
+    name: str
+    kind: str
+    arguments: dict[str, Any]
+    restarts_left: int
+    handle: Any = None
+    running: Any = None
+    """Ray reference of its loop."""
+    address: str = ""
+    pid: int = 0
+    last_status: dict[str, Any] = field(default_factory=dict)
+    earlier: list[dict[str, Any]] = field(default_factory=list)
+    """Last status of every incarnation that died."""
+
+
+class RunFailed(StreamGrpoError):
+    """A part ended with an error that ends the run; the message names the part and the cause."""
+
+
+class Launcher:
+    """The parts of one run on Ray."""
+
+    def __init__(self, config: Config, say: Callable[[str], None]) -> None:
+        self._config, self._say = config, say
+        self._log_dir = config.run_dir.resolve() / "logs"
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        self.parts: dict[str, Placed] = {}
+
+    def place(self, name: str, kind: str, *, restarts: int = 0, **arguments: Any) -> None:
+        """Start the process and let it build its part; `built` waits for that."""
+        placed = Placed(name=name, kind=kind, arguments=arguments, restarts_left=restarts)
+        self.parts[name] = placed
+        self._start(placed)
+
+    def _start(self, placed: Placed) -> None:
+        resources = parts.RESOURCES[placed.kind](self._config)
+        placed.handle = Host.options(  # type: ignore[attr-defined]
+            name=f"{self._config.run.name}/{placed.name}",
+            num_cpus=resources.num_cpus,
+            num_gpus=resources.num_gpus,
+            runtime_env={"env_vars": resources.environment},
+        ).remote(placed.name, self._log_dir)
+        arguments = dict(placed.arguments)
+        if placed.address:
+            arguments["bind"] = placed.address  # peers find a restarted server where it was
+        placed.running = placed.handle.build.remote(placed.kind, self._config, arguments)
+
+    def built(self, name: str) -> str:
+        """Wait until a part is built; returns its address."""
+        placed = self.parts[name]
+        try:
+            facts = ray.get(placed.running, timeout=BUILD_TIMEOUT_S)
+        except GetTimeoutError:
+            raise StallError(f"{name} was not ready within {BUILD_TIMEOUT_S:.0f} s; see {self._log_dir}") from None
+        except RayError as error:
+            raise RunFailed(self._explain(placed, error)) from None
+        placed.address, placed.pid = facts["address"], facts["pid"]
+        return placed.address
+
+    def run(self, *names: str) -> None:
+        """Start the loops of parts that are built."""
+        for name in names:
+            self.parts[name].running = self.parts[name].handle.run.remote()
+
+    def result(self, name: str) -> Any:
+        """Wait for a loop to end by itself and return what it returned."""
+        placed = self.parts[name]
+        try:
+            return ray.get(placed.running)
+        except RayError as error:
+            raise RunFailed(self._explain(placed, error)) from None
+
+    def supervise(self, until: str, every_s: float, each_turn: Callable[[], None]) -> None:
+        """Watch all running parts until the loop of `until` ends; start again what dies.
+
+        Raises RunFailed when a part cannot be started again.
+        """
+        while True:
+            loops = {placed.running: placed for placed in self.parts.values()}
+            ended, _ = ray.wait(list(loops), num_returns=1, timeout=every_s)
+            each_turn()
+            for reference in ended:
+                placed = loops[reference]
+                try:
+                    ray.get(reference)
+                except RayError as error:
+                    self._restart(placed, error)
+                    continue
+                if placed.name == until:
+                    return
+                raise RunFailed(f"{placed.name} ended before {until} did")
+
+    def _restart(self, placed: Placed, error: RayError) -> None:
+        cause = self._explain(placed, error)
+        # A part that raised has judged for itself; only a sampler's judgement is about itself alone.
+        died = isinstance(error, RayActorError)
+        if placed.restarts_left == 0 or not (died or placed.kind == "sampler"):
+            raise RunFailed(cause)
+        placed.restarts_left -= 1
+        self._say(f"{cause}; starting it again ({placed.restarts_left} restarts left)")
+        placed.earlier.append(placed.last_status)
+        placed.last_status = {}
+        kill(placed.handle)
+        self._start(placed)
+        self.built(placed.name)
+        self.run(placed.name)
+
+    def status(self, name: str) -> dict[str, Any]:
+        """A part's account of itself; the last known one where it does not answer."""
+        placed = self.parts[name]
+        with suppress(RayError):  # a part that died is dealt with by `supervise`
+            placed.last_status = ray.get(placed.handle.status.remote(), timeout=5.0)
+        return placed.last_status
+
+    def statuses(self, name: str) -> list[dict[str, Any]]:
+        """The last account of every incarnation of a part, the present one included."""
+        return [*self.parts[name].earlier, self.status(name)]
+
+    def stop(self, *names: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Ask the loops to end, in the order given, each with its share of the time; then end the processes."""
+        for name in names:
+            placed = self.parts.pop(name, None)
+            if placed is None:
+                continue
+            try:
+                ray.get(placed.handle.stop.remote(), timeout=timeout_s)
+                ray.wait([placed.running], timeout=timeout_s)
+            except RayError as error:
+                self._say(f"{name}: {type(error).__name__} while stopping")
+            kill(placed.handle)
+
+    def _explain(self, placed: Placed, error: RayError) -> str:
+        if isinstance(error, RayTaskError):
+            cause = error.cause
+            return f"{placed.name} failed: {type(cause).__name__}: {cause} (log: {self._log_dir / placed.name}.log)"
+        return f"{placed.name} died (process {placed.pid}; log: {self._log_dir / placed.name}.log)"
+
+
+def kill(handle: Any) -> None:
+    """End an actor's process without restart."""
+    ray.kill(handle, no_restart=True)
+
+
+@contextmanager
+def ray_session(config: Config) -> Iterator[None]:
+    """A Ray to run on: the cluster of `ray.address`, or a local one that ends with the run."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if config.ray.address:
+        ray.init(address=config.ray.address, log_to_driver=False, configure_logging=False)
+    else:
+        ray.init(
+            num_cpus=max(os.cpu_count() or 1, parts.num_cpus_needed(config)),
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=128 << 20,
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()

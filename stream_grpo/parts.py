@@ -1,0 +1,212 @@
+"""How each process of a run is built from its configuration. Knows no Ray: tests build the same parts in one process.
+
+A part has `run(stop)` and `status()`, and `address` where others connect to it. The libraries of a part are imported
+by its builder alone, so that no process loads what it does not use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any, Protocol
+
+from curator.schema import PROBLEM_SCHEMA, Problem, batch_from_bytes, problem_from_row
+from curator.wire import Client, Server
+from stream_grpo.config import Config
+from stream_grpo.sampler.environment import environment as sampler_environment
+
+LOOPBACK = "tcp://127.0.0.1:*"
+HELDOUT_FILE = "heldout.arrow"
+
+
+class Part(Protocol):
+    """What the launcher needs of a process's class."""
+
+    def run(self, stop: Event) -> Any:
+        """The loop, until it is done or `stop` is set."""
+
+    def status(self) -> dict[str, Any]:
+        """An account of itself; safe from another thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a part needs of the machine it is placed on."""
+
+    num_cpus: float = 0
+    num_gpus: float = 0
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def build_curator(config: Config, bind: str = LOOPBACK) -> Part:
+    """The curator on the run's pool."""
+    from curator.pool import Pool
+    from curator.service import CuratorService
+
+    return CuratorService(
+        Pool.open(config.run_dir / "pool"),
+        Server(bind),
+        group_size=config.sampler.group_size,
+        rate_step=config.curator.rate_step,
+        exploration=config.curator.exploration,
+        unseen_rate=config.curator.unseen_rate,
+        flush_outcomes=config.curator.flush_outcomes,
+        seed=config.run.seed,
+    )
+
+
+def build_buffer(config: Config, curator: str, bind: str = LOOPBACK) -> Part:
+    """The buffer on the run's journal; `curator` is an address."""
+    from stream_grpo.buffer.process import BufferProcess, credits_for
+
+    credits = credits_for(config.stream)
+    server = Server(bind, credits=credits, max_message_bytes=config.buffer.max_message_bytes, remembered=4 * credits)
+    return BufferProcess(
+        server,
+        Client(curator, name="buffer", peer="curator"),
+        directory=config.run_dir / "journal",
+        stream=config.stream,
+        buffer=config.buffer,
+        seed=config.run.seed,
+        signal_tolerance=config.algo.signal_tolerance,
+    )
+
+
+def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str) -> Part:
+    """A sampler with its vLLM engine; `curator` and `buffer` are addresses."""
+    from curator.client import Curator
+    from stream_grpo.rewards.score import Scorer
+    from stream_grpo.rewards.verifiers import VERIFIERS
+    from stream_grpo.sampler.engine import InProcessEngine
+    from stream_grpo.sampler.process import SamplerProcess
+    from stream_grpo.sampler.prompts import Prompts
+    from stream_grpo.transport.channels import SamplerChannel
+    from stream_grpo.weights.subscriber import Subscriber
+
+    return SamplerProcess(
+        config,
+        sampler_id,
+        InProcessEngine(config),
+        SamplerChannel(Client(buffer, name=sampler_id, peer="buffer"), sampler_id),
+        Curator(curator, name=sampler_id),
+        Subscriber(config.run_dir / "weights"),
+        Prompts(config),
+        Scorer(VERIFIERS),
+    )
+
+
+def build_learner(config: Config, buffer: str) -> Part:
+    """The learner with its DeepSpeed engine; `buffer` is an address."""
+    from stream_grpo.learner.engine import LearnerEngine
+    from stream_grpo.learner.process import LearnerProcess
+    from stream_grpo.metrics import MetricsLog
+    from stream_grpo.transport.channels import LearnerChannel
+    from stream_grpo.weights.publisher import Publisher
+
+    engine = LearnerEngine(
+        config.model.path,
+        learner=config.learner,
+        algo=config.algo,
+        dtype=config.model.dtype,
+        temperature=config.sampler.temperature,
+        max_new_tokens=config.sampler.max_new_tokens,
+        group_size=config.sampler.group_size,
+        seed=config.run.seed,
+    )
+    return LearnerProcess(
+        config,
+        engine,
+        LearnerChannel(Client(buffer, name="learner", peer="buffer")),
+        Publisher(config.run_dir / "weights", config.weights.keep_versions),
+        MetricsLog(config.run_dir, "learner"),
+    )
+
+
+class Evaluation:
+    """Scores one model folder on the held-out problems: an engine of its own, one version, nothing else running."""
+
+    def __init__(self, config: Config, problems: Sequence[Problem]) -> None:
+        from stream_grpo.rewards.score import Scorer
+        from stream_grpo.sampler.engine import InProcessEngine
+        from stream_grpo.sampler.prompts import Prompts
+
+        self._config = config
+        self._problems = problems
+        self._engine, self._prompts = InProcessEngine(config), Prompts(config)
+        self._scorer = Scorer(sorted({problem.verifier for problem in self._problems}))
+
+    def run(self, stop: Event) -> Any:
+        """The scores, in the order of the problems."""
+        from stream_grpo.evaluation import evaluate
+        from stream_grpo.sampler.generation import generate
+
+        return evaluate(
+            self._problems,
+            self._prompts.token_ids,
+            lambda requests: generate(self._engine, requests),
+            self._prompts.decode,
+            self._scorer,
+            self._config.evaluation.num_samples,
+            self._config.run.seed,
+            self._config.sampler.max_new_tokens,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Nothing to tell before it ends."""
+        return {}
+
+
+def build_evaluation(config: Config, model_dir: Path) -> Part:
+    """An evaluation of a Hugging Face folder."""
+    model = config.model.model_copy(update={"path": model_dir})
+    return Evaluation(config.model_copy(update={"model": model}), heldout_problems(config))
+
+
+def heldout_problems(config: Config) -> list[Problem]:
+    """The held-out problems that `rundir.prepare` chose for this run."""
+    batch = batch_from_bytes((config.run_dir / HELDOUT_FILE).read_bytes(), PROBLEM_SCHEMA)
+    return [problem_from_row(row) for row in batch.to_pylist()]
+
+
+BUILDERS: Mapping[str, Callable[..., Part]] = {
+    "curator": build_curator,
+    "buffer": build_buffer,
+    "sampler": build_sampler,
+    "learner": build_learner,
+    "evaluation": build_evaluation,
+}
+
+
+def _light(config: Config) -> Resources:
+    return Resources(environment={"OMP_NUM_THREADS": "1"})
+
+
+def _sampler(config: Config) -> Resources:
+    num_cpus, num_gpus = config.sampler.num_threads, config.sampler.num_gpus
+    return Resources(num_cpus=num_cpus, num_gpus=num_gpus, environment=sampler_environment(config))
+
+
+def _learner(config: Config) -> Resources:
+    threads = str(config.learner.num_threads)
+    environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
+    if config.learner.num_gpus == 0:
+        environment["DS_ACCELERATOR"] = "cpu"
+    return Resources(num_cpus=config.learner.num_threads, num_gpus=config.learner.num_gpus, environment=environment)
+
+
+RESOURCES: Mapping[str, Callable[[Config], Resources]] = {
+    "curator": _light,
+    "buffer": _light,
+    "sampler": _sampler,
+    "learner": _learner,
+    "evaluation": _sampler,
+}
+
+
+def num_cpus_needed(config: Config) -> int:
+    """Cores that a local Ray must believe in so that all parts are placed, the evaluation beside them."""
+    samplers = (config.sampler.num_samplers + 1) * _sampler(config).num_cpus
+    return math.ceil(samplers + _learner(config).num_cpus)

@@ -1,0 +1,1 @@
+"""Rewards: verifiers by name, and how they are run."""

@@ -1,0 +1,333 @@
+"""The journal: what is acknowledged survives every cut, and no damage goes unseen."""
+
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from stream_grpo.buffer import journal as journal_module
+from stream_grpo.buffer.journal import LOG_NAME, Journal, segment_name
+from stream_grpo.buffer.transitions import TRANSITION_SCHEMA, Kind, Transition
+from stream_grpo.errors import JournalError
+from stream_grpo.transport.codec import GROUP_SCHEMA, decode_group, encode_group
+from tests.fakes import make_group
+
+SEGMENT_BYTES = 1 << 20
+
+
+def row(group_id: str, kind: Kind = Kind.ACCEPTED) -> Transition:
+    return Transition(kind=kind, time_s=1.5, group_id=group_id, num_tokens=2, reason="ünïcode")
+
+
+def record(group_id: str) -> bytes:
+    return encode_group(make_group(group_id, [1.0, 0.0], num_prompt=1, num_response=1))
+
+
+def open_journal(directory: Path, segment_bytes: int = SEGMENT_BYTES) -> Journal:
+    return Journal(directory, segment_bytes=segment_bytes)
+
+
+def write(directory: Path, commits: list[list[str]], segment_bytes: int = SEGMENT_BYTES) -> list[tuple[int, int]]:
+    """Commit groups; the sizes of segment 1 and of the log before the first and after every commit."""
+    journal = open_journal(directory, segment_bytes)
+    sizes = [(0, (directory / LOG_NAME).stat().st_size)]
+    for group_ids in commits:
+        for group_id in group_ids:
+            journal.append_group(record(group_id), row(group_id))
+        journal.commit()
+        sizes.append(((directory / segment_name(1)).stat().st_size, (directory / LOG_NAME).stat().st_size))
+    journal.close()
+    return sizes
+
+
+def group_ids_in(journal: Journal) -> list[str]:
+    """Groups with a record, each of them read and compared."""
+    ids = []
+    for transition in journal.replay():
+        if transition.location:
+            assert journal.read(transition.location) == record(transition.group_id)
+            ids.append(transition.group_id)
+    return ids
+
+
+@pytest.fixture
+def ram(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder without a disk under it where there is one, and fsync switched off: for thousands of openings."""
+    monkeypatch.setattr(journal_module.os, "fsync", lambda descriptor: None)
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        yield Path(name)
+
+
+def test_what_was_committed_is_there_after_a_restart(tmp_path: Path) -> None:
+    write(tmp_path, [["g1", "g2"], ["g3"]])
+    journal = open_journal(tmp_path)
+    assert group_ids_in(journal) == ["g1", "g2", "g3"]
+    assert [t.reason for t in journal.replay()] == ["ünïcode"] * 3
+    assert journal.num_incomplete == 0
+
+
+def test_what_was_not_committed_is_not_written(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.append_group(record("g1"), row("g1"))
+    journal.close()
+    assert group_ids_in(open_journal(tmp_path)) == []
+
+
+def test_both_files_are_plain_arrow_streams(tmp_path: Path) -> None:
+    write(tmp_path, [["g1", "g2"], ["g3"]])
+    groups = pa.ipc.open_stream((tmp_path / segment_name(1)).read_bytes()).read_all()
+    log = pa.ipc.open_stream((tmp_path / LOG_NAME).read_bytes()).read_all()
+    assert groups.schema.equals(GROUP_SCHEMA, check_metadata=True)
+    assert groups.column("group_id").to_pylist() == ["g1", "g1", "g2", "g2", "g3", "g3"]
+    assert log.schema.equals(TRANSITION_SCHEMA, check_metadata=True)
+    assert log.column("group_id").to_pylist() == ["g1", "g2", "g3"]
+    # The log alone is enough to find a record.
+    place = log.slice(2, 1).to_pylist()[0]
+    data = (tmp_path / segment_name(place["segment"])).read_bytes()[place["offset"] :][: place["length"]]
+    assert decode_group(data).group_id == "g3"
+
+
+def test_a_segment_is_closed_above_its_size_and_all_are_read(tmp_path: Path) -> None:
+    # A record is some 2.5 kB, so every commit of two is above 4 kB and begins a new segment.
+    write(tmp_path, [["g1", "g2"], ["g3", "g4"], ["g5", "g6"]], segment_bytes=4096)
+    assert [path.name for path in sorted(tmp_path.glob("segment-*"))] == [segment_name(n) for n in (1, 2, 3)]
+    journal = open_journal(tmp_path, 4096)
+    assert group_ids_in(journal) == ["g1", "g2", "g3", "g4", "g5", "g6"]
+    assert journal.num_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+
+
+def crash_states(sizes: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(segment bytes, log bytes, acknowledged commits) after a kill at every byte, in the order of writing."""
+    states = [(0, size, 0) for size in range(sizes[0][1])]
+    for number, ((segment, log), (segment_after, log_after)) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        states += [(size, log, number) for size in range(segment, segment_after)]
+        states += [(segment_after, size, number) for size in range(log, log_after)]
+    return [*states, (*sizes[-1], len(sizes) - 1)]
+
+
+def test_a_cut_at_every_byte_leaves_exactly_what_was_acknowledged(ram: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    commits = [["g1"], ["g2", "g3"]]
+    sizes = write(ram / "whole", commits)
+    segment, log = ((ram / "whole" / name).read_bytes() for name in (segment_name(1), LOG_NAME))
+    cut = ram / "cut"
+    cut.mkdir()
+    for segment_size, log_size, num_acknowledged in crash_states(sizes):
+        (cut / segment_name(1)).write_bytes(segment[:segment_size])
+        (cut / LOG_NAME).write_bytes(log[:log_size])
+        journal = open_journal(cut)
+        found = [t.group_id for t in journal.replay()]
+        journal.close()
+        assert found == sum(commits[:num_acknowledged], []), (segment_size, log_size)
+        # The repaired files hold whole messages alone: they end where a commit ended.
+        assert (cut / LOG_NAME).stat().st_size == sizes[num_acknowledged][1]
+        if num_acknowledged:
+            assert (cut / segment_name(1)).stat().st_size == sizes[num_acknowledged][0]
+
+
+def test_incomplete_groups_are_counted_in_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sizes = write(tmp_path, [["g1"], ["g2", "g3"]])
+    # The kill came after both records were written, before their commit was in the log.
+    os.truncate(tmp_path / LOG_NAME, sizes[1][1])
+    journal = open_journal(tmp_path)
+    assert journal.num_incomplete == 2
+    assert "2 groups were incomplete, none of them acknowledged" in caplog.text
+    assert group_ids_in(journal) == ["g1"]
+    journal.append_group(record("g4"), row("g4"))
+    journal.commit()
+    assert group_ids_in(journal) == ["g1", "g4"]
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(ram: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every second byte: an error, or, in the head of the last commit, a warning; else nothing has changed."""
+    sizes = write(ram / "whole", [["g1"], ["g2"]])
+    files = {name: (ram / "whole" / name).read_bytes() for name in (segment_name(1), LOG_NAME)}
+    whole = list(open_journal(ram / "whole").replay())
+    flipped = ram / "flipped"
+    flipped.mkdir()
+    num_found = 0
+    for name, data in files.items():
+        for at in range(0, len(data), 2):
+            for other, content in files.items():
+                (flipped / other).write_bytes(content)
+            (flipped / name).write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+            caplog.clear()
+            try:
+                journal = open_journal(flipped)
+            except JournalError as error:
+                assert name in str(error)
+                num_found += 1
+                continue
+            found = list(journal.replay())
+            if found != whole:
+                assert "repaired" in caplog.text
+                assert name == LOG_NAME
+                assert at >= sizes[1][1]
+            for transition in found:
+                assert transition.location
+                assert journal.read(transition.location) == record(transition.group_id)
+            journal.close()
+    # Records are guarded byte by byte; what is left are the padding and the unused fields of schemas and log.
+    assert num_found > sum(map(len, files.values())) // 2 * 0.7
+
+
+def test_damage_in_the_middle_names_segment_offset_and_group(tmp_path: Path) -> None:
+    write(tmp_path, [["g1"], ["g2"], ["g3"]])
+    open_journal(tmp_path).close()
+    path = tmp_path / segment_name(1)
+    data = bytearray(path.read_bytes())
+    offset = len(GROUP_SCHEMA.serialize().to_pybytes()) + len(record("g1"))
+    data[offset + 2500] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(
+        JournalError, match=rf"segment-000001.arrow: the record of group g2 at offset {offset} is damaged"
+    ):
+        open_journal(tmp_path)
+
+
+def test_damage_in_a_closed_segment_is_found_when_it_is_read(tmp_path: Path) -> None:
+    write(tmp_path, [["g1", "g2"], ["g3"]], segment_bytes=4096)
+    path = tmp_path / segment_name(1)
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(data)
+    journal = open_journal(tmp_path)
+    g1, g2, g3 = (t.location for t in journal.replay())
+    assert g1
+    assert g2
+    assert g3
+    assert journal.read(g1) == record("g1")
+    assert journal.read(g3) == record("g3")
+    with pytest.raises(JournalError, match=f"record of group g2 at offset {g2.offset} is damaged"):
+        journal.read(g2, "g2")
+
+
+def test_a_log_damaged_before_its_last_commit_is_no_torn_tail(tmp_path: Path) -> None:
+    sizes = write(tmp_path, [["g1"], ["g2"]])
+    data = bytearray((tmp_path / LOG_NAME).read_bytes())
+    start = sizes[0][1]
+    # The length in the head of the first commit: as it stands now the message reaches beyond the end of the file.
+    data[start + 6] ^= 0x10
+    (tmp_path / LOG_NAME).write_bytes(data)
+    with pytest.raises(
+        JournalError, match=f"damaged at offset {start}, and a whole commit follows at offset {sizes[1][1]}"
+    ):
+        open_journal(tmp_path)
+
+
+def test_acknowledged_bytes_that_are_gone_are_an_error_not_a_warning(tmp_path: Path) -> None:
+    write(tmp_path, [["g1"], ["g2"]])
+    path = tmp_path / segment_name(1)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(
+        JournalError, match=r"segment-000001.*record of group g2 at offset .* acknowledged data is missing"
+    ):
+        open_journal(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "schema"), [(LOG_NAME, TRANSITION_SCHEMA), (segment_name(1), GROUP_SCHEMA)])
+def test_another_schema_version_is_refused_naming_both(tmp_path: Path, name: str, schema: pa.Schema) -> None:
+    write(tmp_path, [["g1"]])
+    path = tmp_path / name
+    # The same length, so that the offsets in the log still hold.
+    path.write_bytes(
+        path.read_bytes()
+        .replace(b"schema_version\x00", b"schema_version\x00")
+        .replace(b"\x01\x00\x00\x001\x00", b"\x01\x00\x00\x009\x00")
+    )
+    with pytest.raises(
+        JournalError, match=r"written as stream_grpo\.\w+ version 9 .*, this program reads .* version 1"
+    ):
+        open_journal(tmp_path)
+
+
+def test_nothing_is_in_the_log_before_its_record_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = open_journal(tmp_path)
+    journal.append_group(record("g1"), row("g1"))
+    events = []
+    write_, fsync, names = os.write, os.fsync, {}
+
+    def name_of(descriptor: int) -> str:
+        return names.setdefault(descriptor, Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    monkeypatch.setattr(os, "write", lambda fd, data: (events.append(f"write {name_of(fd)}"), write_(fd, data))[1])
+    monkeypatch.setattr(os, "fsync", lambda fd: (events.append(f"fsync {name_of(fd)}"), fsync(fd))[1])
+    journal.commit()
+    segment = segment_name(1)
+    assert events == [
+        f"write {segment}",
+        f"fsync {segment}",
+        f"fsync {tmp_path.name}",
+        f"write {LOG_NAME}",
+        f"fsync {LOG_NAME}",
+    ]
+    # Later commits to the same segment: one fsync each.
+    journal.append_group(record("g2"), row("g2"))
+    journal.append_group(record("g3"), row("g3"))
+    events.clear()
+    journal.commit()
+    assert events == [f"write {segment}", f"fsync {segment}", f"write {LOG_NAME}", f"fsync {LOG_NAME}"]
+
+
+def test_a_full_disk_says_so_and_loses_nothing_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, [["g1"]])
+    journal = open_journal(tmp_path)
+    journal.append_group(record("g2"), row("g2"))
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(JournalError, match="No space left on device; 1 groups were not acknowledged"):
+            journal.commit()
+    # A journal that failed once takes nothing more: what is behind the failed write is unknown.
+    with pytest.raises(JournalError, match="No space left"):
+        journal.commit()
+    journal.close()
+    assert group_ids_in(open_journal(tmp_path)) == ["g1"]
+
+
+def test_two_processes_never_write_one_journal(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    with pytest.raises(JournalError, match="another process has this journal open"):
+        open_journal(tmp_path)
+    journal.close()
+    open_journal(tmp_path).close()
+
+
+WRITER = """
+    import sys
+    from pathlib import Path
+    from stream_grpo.buffer.journal import Journal
+    from tests.buffer.test_journal import record, row
+
+    journal = Journal(Path(sys.argv[1]), segment_bytes=1 << 14)
+    for number in range(10_000):
+        journal.append_group(record(f"g{number}"), row(f"g{number}"))
+        journal.commit()
+        print(number, flush=True)
+"""
+
+
+def test_a_process_killed_while_it_writes_has_kept_what_it_acknowledged(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout
+        acknowledged = [next(writer.stdout) for _ in range(40)]
+        writer.send_signal(signal.SIGKILL)
+        acknowledged += list(writer.stdout)
+    found = group_ids_in(open_journal(tmp_path, 1 << 14))
+    # One more commit may have become durable that nobody was told of.
+    assert len(acknowledged) <= len(found) <= len(acknowledged) + 1
+    assert found == [f"g{number}" for number in range(len(found))]

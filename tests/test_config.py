@@ -1,0 +1,122 @@
+"""What the configuration refuses, and with which words."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from stream_grpo.config import Config, load, parse, to_toml
+from stream_grpo.errors import ConfigError
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
+
+
+def tree(**sections: dict[str, object]) -> dict[str, object]:
+    return {"model": {"path": "m"}, **sections}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_shipped_config_loads(path: Path) -> None:
+    assert load(path).run.num_steps > 0
+
+
+def test_the_resolved_configuration_reads_back_equal() -> None:
+    config = parse(tree(algo={"dual_clip": 3.0}, sampler={"temperature": 0.7}), "x")
+    assert parse(tomllib.loads(to_toml(config)), "x") == config
+
+
+def test_c52_an_unknown_key_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key stream\.max_policy_ago: did you mean stream\.max_policy_age\?"):
+        parse(tree(stream={"max_policy_ago": 2}), "x")
+
+
+def test_c52_an_unknown_key_without_a_near_name_lists_what_is_known() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key ray\.qqqq: known: address"):
+        parse(tree(ray={"qqqq": 2}), "x")
+
+
+def test_c52_an_unknown_section_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown key lerner: did you mean learner"):
+        parse(tree(lerner={}), "x")
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({"sampler": {"group_size": 1}}, "a group needs at least 2"),
+        ({"stream": {"groups_per_step": 6}, "learner": {"num_minibatches": 4}}, "4 does not divide .* = 6"),
+        (
+            {"stream": {"groups_per_step": 6}, "learner": {"num_ranks": 4}},
+            "groups_per_step = 6 is not a multiple .* = 4",
+        ),
+        (
+            {
+                "model": {"path": "m", "max_length_tokens": 8192, "max_prompt_tokens": 7000},
+                "sampler": {"max_new_tokens": 2000},
+            },
+            "= 9000 > model.max_length_tokens = 8192",
+        ),
+        (
+            {"model": {"path": "m", "max_length_tokens": 2000}, "sampler": {"max_new_tokens": 2000}},
+            "no room for a prompt .* at most 1999",
+        ),
+        ({"sampler": {"group_size": 16, "max_num_seqs": 8}}, "must fit sampler.max_num_seqs = 8"),
+        ({"stream": {"publish_interval": 6, "max_policy_age": 4}}, "at most max_policy_age \\+ 1 = 5"),
+        ({"sampler": {"top_p": 0.9}}, "smaller support"),
+        ({"sampler": {"top_k": 10}}, "smaller support"),
+        ({"algo": {"correction": "icepop", "correction_low": 3.0}}, "not below"),
+    ],
+)
+def test_c53_impossible_sizes_are_refused_with_the_true_reason(sections: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        parse(tree(**sections), "x")  # type: ignore[arg-type]
+
+
+def test_an_error_names_file_key_value_and_reason(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('[model]\npath = "m"\n[learner]\nlearning_rate = -1\n')
+    with pytest.raises(ConfigError, match=r"a\.toml: learner\.learning_rate = -1: .*greater than or equal to 0"):
+        load(path)
+
+
+def test_overrides_apply_and_are_checked_alike(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('[model]\npath = "m"\n')
+    config = load(path, ["run.name=b", "learner.learning_rate=1e-3", "evaluation.domains=['add-2']"])
+    assert (config.run.name, config.learner.learning_rate, config.evaluation.domains) == ("b", 1e-3, ("add-2",))
+    with pytest.raises(ConfigError, match=r"unknown key run\.nmae: did you mean run\.name\?"):
+        load(path, ["run.nmae=b"])
+    with pytest.raises(ConfigError, match="expected key=value"):
+        load(path, ["run.name"])
+
+
+def test_missing_files_and_broken_toml_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read"):
+        load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[model\n")
+    with pytest.raises(ConfigError, match=r"bad\.toml: not TOML"):
+        load(tmp_path / "bad.toml")
+
+
+def test_the_configuration_is_frozen() -> None:
+    config = parse(tree(), "x")
+    with pytest.raises(ValueError, match="frozen"):
+        config.run.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "module", ["stream_grpo.config", "stream_grpo.types", "stream_grpo.cli", "stream_grpo.buffer.process"]
+)
+def test_light_modules_load_no_heavy_library(module: str) -> None:
+    heavy = ("torch", "vllm", "ray", "deepspeed", "transformers")
+    code = f"import {module}, sys; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_field_has_its_sentence() -> None:
+    for section in Config.model_fields.values():
+        for name, field in section.annotation.model_fields.items():  # type: ignore[union-attr]
+            assert field.description, name
