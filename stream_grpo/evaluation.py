@@ -32,7 +32,8 @@ class EvaluatedProblem(VerifiableProblem, Protocol):
     """What an evaluation reads of a problem."""
 
     @property
-    def domain(self) -> str: ...
+    def domain(self) -> str:
+        """The row of the summary that the problem counts in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

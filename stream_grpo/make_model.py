@@ -43,7 +43,7 @@ MODEL_SHAPE: Mapping[str, Any] = {
     "num_attention_heads": 3,
     "num_key_value_heads": 3,
     "max_position_embeddings": 256,
-    # For a small model on texts of some 60 tokens: with the usual 0.02 and 10000 the sums take twice the steps to learn.
+    # The usual 0.02 and 10000 suit large models and long texts; with them these sums take more steps to learn.
     "initializer_range": 0.06,
     "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
 }

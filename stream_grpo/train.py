@@ -13,16 +13,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from curator.wire import Client
 from stream_grpo.config import Config
 from stream_grpo.console import Console
 from stream_grpo.evaluation import ProblemScore, as_dicts, paired_rise, summarize
 from stream_grpo.launch import Launcher, ray_session
-from stream_grpo.metrics import MetricsReader, WandbSink
+from stream_grpo.metrics import MetricsLog, MetricsReader, WandbSink
 from stream_grpo.parts import Evaluation
 from stream_grpo.rundir import choose_heldout, prepare, with_absolute_paths, write_json
 from stream_grpo.sampler.environment import environment
+from stream_grpo.transport.channels import read_ledger
 
 POLL_S = 0.2
+STATUS_EVERY_S = 2.0
 
 
 def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
@@ -53,6 +56,8 @@ class TrainingRun:
         self._reader = MetricsReader(config.run_dir)
         # A resumed run has shown its earlier steps already.
         self._ignored_lines = len(list(self._reader.new_lines()))
+        self._metrics = MetricsLog(config.run_dir, "launcher")
+        self._next_status_at = 0.0
         self._launcher = Launcher(config, console.say)
         self._samplers = [f"sampler-{i}" for i in range(config.sampler.num_samplers)]
         self._wandb = WandbSink(
@@ -119,8 +124,12 @@ class TrainingRun:
                 self._wandb.log(line["step"], line)
             elif line["event"] == "warning":
                 self._console.say(f"{line['source']}: {line['message']}")
-        for name in self._samplers:
-            self._launcher.status(name)
+        now = time.monotonic()
+        if now < self._next_status_at:
+            return
+        self._next_status_at = now + STATUS_EVERY_S
+        for name in (*self._samplers, "buffer", "curator"):
+            self._metrics.write("status", {"part": name, **self._launcher.status(name)})
 
     def _end(self) -> dict[str, Any]:
         """Stop in order, and gather what the summary says of the loop."""
@@ -129,7 +138,9 @@ class TrainingRun:
         now = time.time()
         learner = launcher.status("learner")
         launcher.stop(*self._samplers)
-        ledger = launcher.status("buffer")["ledger"]
+        buffer = Client(launcher.parts["buffer"].address, name="launcher", peer="buffer")
+        ledger = read_ledger(buffer)
+        buffer.close()
         launcher.stop("learner", "buffer", "curator")
         return _loop_facts(self._config, learner, statuses, ledger, sampled_after_s=now - learner["last_step_at"])
 

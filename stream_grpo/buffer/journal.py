@@ -55,7 +55,7 @@ class _AppendOnly:
         self.size = size
 
     def read(self, offset: int, length: int) -> bytes:
-        return os.pread(self._file.fileno(), length, offset)
+        return _pread(self._file.fileno(), offset, length)
 
     def lock(self) -> None:
         try:
@@ -65,6 +65,15 @@ class _AppendOnly:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _pread(descriptor: int, offset: int, length: int) -> bytes:
+    """Up to `length` bytes; one call of the system gives at most 2 GiB."""
+    parts = []
+    while length and (part := os.pread(descriptor, length, offset)):
+        parts.append(part)
+        offset, length = offset + len(part), length - len(part)
+    return b"".join(parts)
 
 
 def _sync_directory(directory: Path) -> None:
@@ -102,10 +111,8 @@ class Journal:
 
     def _recover(self) -> int:
         data = self._log.read(0, self._log.size)
-        if _LOG_HEADER.startswith(data) and data != _LOG_HEADER:  # new, or cut before its first commit
-            self._log.cut(0)
-            self._log.append(_LOG_HEADER)
-            _sync_directory(self._directory)
+        if _LOG_HEADER.startswith(data) and data != _LOG_HEADER:
+            self._begin_log()
             data = _LOG_HEADER
         end = check_schema(self._log.path, data, TRANSITION_SCHEMA)
         newest: dict[int, list[Transition]] = {}
@@ -126,6 +133,14 @@ class Journal:
         for row in (row for rows in newest.values() for row in rows):
             self.read(Location(row.segment, row.offset, row.length, row.crc32), row.group_id)
         return num_incomplete
+
+    def _begin_log(self) -> None:
+        """A new log, or one that was cut while it was new: before any segment was begun."""
+        if any(path.stat().st_size for path in self._directory.glob("segment-*.arrow")):
+            raise JournalError(f"{self._log.path}: is missing or cut short, but there are segments it must name")
+        self._log.cut(0)
+        self._log.append(_LOG_HEADER)
+        _sync_directory(self._directory)
 
     def _cut_segments(self, ends: dict[int, Transition]) -> int:
         """Cut what the log does not name; how many groups that were."""
@@ -245,7 +260,7 @@ class Journal:
             data = self._segment.read(location.offset, location.length)
         else:
             with path.open("rb") as file:
-                data = os.pread(file.fileno(), location.length, location.offset)
+                data = _pread(file.fileno(), location.offset, location.length)
         if len(data) != location.length or zlib.crc32(data) != location.crc32:
             raise JournalError(
                 f"{path}: the record of group {group_id or 'unknown'} at offset {location.offset} is damaged: "

@@ -33,9 +33,9 @@ def check_schema(path: Path, data: bytes, expected: pa.Schema) -> int:
 
 
 def _name(schema: pa.Schema) -> str:
-    metadata = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in (schema.metadata or {}).items()}
-    name = f"{metadata.get('schema', 'an unnamed schema')} version {metadata.get('schema_version', 'unknown')}"
-    return f"{name} ({len(schema)} columns)"
+    metadata = schema.metadata or {}
+    name, version = (metadata.get(key, b"unknown").decode(errors="replace") for key in (b"schema", b"schema_version"))
+    return f"{name} version {version} ({len(schema)} columns)"
 
 
 def commits(path: Path, data: bytes) -> Iterator[tuple[list[Transition], int]]:

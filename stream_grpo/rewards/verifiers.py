@@ -23,11 +23,17 @@ class VerifiableProblem(Protocol):
     """What a verifier may read of a problem."""
 
     @property
-    def problem_id(self) -> str: ...
+    def problem_id(self) -> str:
+        """For messages."""
+
     @property
-    def answer(self) -> str: ...
+    def answer(self) -> str:
+        """The gold."""
+
     @property
-    def verifier(self) -> str: ...
+    def verifier(self) -> str:
+        """A name in VERIFIERS."""
+
     @property
     def extra(self) -> Mapping[str, Any]:
         """Every further field of the problem's row."""

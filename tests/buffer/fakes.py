@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -17,6 +18,8 @@ from stream_grpo.buffer.transitions import Location, Transition
 from stream_grpo.transport.codec import encode_group
 from stream_grpo.types import PolicyVersion, RolloutGroup, Ticket
 from tests.fakes import START, make_group
+
+_request_numbers = itertools.count()
 
 
 class MemoryJournal:
@@ -98,9 +101,12 @@ def rules(**changes: Any) -> Rules:
 
 
 def group_for(
-    ticket: Ticket, version: PolicyVersion, rewards: Sequence[float | None] = (1.0, 0.0), **rollout: Any
+    ticket: Ticket,
+    version: PolicyVersion | Sequence[PolicyVersion],
+    rewards: Sequence[float | None] = (1.0, 0.0),
+    **rollout: Any,
 ) -> RolloutGroup:
-    """A finished group of a ticket: 4 sampled tokens a rollout, all of one version."""
+    """A finished group of a ticket: 4 sampled tokens a rollout, of one version or one each."""
     group = make_group(ticket.group_id, rewards, owner_epoch=ticket.owner_epoch, version=version, **rollout)
     return replace(group, ticket_step=ticket.step)
 
@@ -113,7 +119,6 @@ class Buffer:
         self.book = Book(self.journal, rules(**changes), now=now)
         self.intake, self.leases = Intake(self.book), Leases(self.book)
         self.book.outbox.close()
-        self._num_requests = 0
 
     def restarted(self, now: float = 0.0) -> Buffer:
         """Another buffer on the same journal."""
@@ -124,8 +129,7 @@ class Buffer:
         self.intake.settle(0.0)
 
     def issue(self, version: PolicyVersion, count: int, sampler: str = "s0", now: float = 0.0) -> list[Ticket]:
-        self._num_requests += 1
-        return self.intake.issue(sampler, version, count, f"request-{self._num_requests}", now)[0]
+        return self.intake.issue(sampler, version, count, f"request-{next(_request_numbers)}", now)[0]
 
     def insert(self, group: RolloutGroup, now: float = 0.0) -> Answer | None:
         self.intake.insert("me", encode_group(group), now)

@@ -1,0 +1,133 @@
+"""The account: one state for every group, one fate for every token."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_grpo.buffer.ledger import Ledger
+from stream_grpo.buffer.transitions import Kind, Transition
+from stream_grpo.errors import LedgerError
+
+
+def entry(kind: Kind, group_id: str = "g1", *, tokens: int = 0, reason: str = "", **trained: int) -> Transition:
+    """A row; with `tokens` it brings a record."""
+    length = 1 if tokens and kind is not Kind.REFUSED else 0
+    fields = {f"{fate}_tokens": count for fate, count in trained.items()}
+    return Transition(
+        kind=kind,
+        time_s=0.0,
+        group_id=group_id,
+        num_tokens=tokens,
+        length=length,
+        reason=reason,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def ledger_of(*rows: Transition) -> Ledger:
+    ledger = Ledger()
+    for row in rows:
+        ledger.apply(row)
+        ledger.check()
+    return ledger
+
+
+def nonzero(ledger: Ledger, part: str) -> dict[str, int]:
+    return {name: count for name, count in ledger.as_fields()[part].items() if count}
+
+
+def test_a_group_goes_its_way_and_its_tokens_go_along() -> None:
+    rows = [entry(Kind.TICKETED), entry(Kind.ACCEPTED, tokens=10), entry(Kind.LEASED)]
+    ledger = ledger_of(*rows)
+    assert nonzero(ledger, "groups") == {"leased": 1}
+    assert nonzero(ledger, "tokens") == {"generated": 10, "buffered": 10}
+    ledger.apply(entry(Kind.TRAINED, trained=7, masked=2, baseline_only=1))
+    assert nonzero(ledger, "groups") == {"trained": 1}
+    assert nonzero(ledger, "tokens") == {"generated": 10, "trained": 7, "masked": 2, "baseline_only": 1}
+    assert ledger.as_fields()["closes"]
+
+
+def test_every_end_has_its_column() -> None:
+    ledger = ledger_of(
+        *(entry(Kind.TICKETED, group) for group in "abcdef"),
+        entry(Kind.NO_SIGNAL, "a", tokens=1, reason="all_wrong"),
+        entry(Kind.INVALID, "b", tokens=2, reason="rollouts: 1 valid"),
+        entry(Kind.STALE, "c", tokens=4, reason="age: 3 at insert"),
+        entry(Kind.STALE, "d", reason="deadline"),
+        entry(Kind.ACCEPTED, "e", tokens=8),
+        entry(Kind.REFUSED, "e", tokens=16, reason="duplicate: this group was taken"),
+    )
+    # 1 + 2 + 4 + 8 + 16 = 31; d never brought a token, f is in flight.
+    assert ledger.as_fields()["tokens"]["generated"] == 31
+    assert nonzero(ledger, "tokens") == {
+        "generated": 31, "no_signal": 1, "invalid": 2, "stale": 4, "buffered": 8, "refused": 16
+    }  # fmt: skip
+    assert nonzero(ledger, "groups") == {
+        "ticketed": 1, "accepted": 1, "stale": 2, "no_signal": 1, "invalid": 1, "refused": 1
+    }  # fmt: skip
+    assert ledger.ends == {
+        "no_signal: all_wrong": 1, "invalid: rollouts": 1, "stale: age": 1, "stale: deadline": 1,
+        "refused: duplicate": 1
+    }  # fmt: skip
+
+
+def test_a_restore_takes_the_end_of_a_trained_group_back() -> None:
+    trained = [
+        entry(Kind.TICKETED), entry(Kind.ACCEPTED, tokens=5), entry(Kind.LEASED), entry(Kind.TRAINED, trained=5)
+    ]  # fmt: skip
+    assert nonzero(ledger_of(*trained, entry(Kind.RESTORED)), "tokens") == {"generated": 5, "buffered": 5}
+    ended = ledger_of(*trained, entry(Kind.STALE, reason="restore"))
+    assert nonzero(ended, "tokens") == {"generated": 5, "stale": 5}
+    final = ledger_of(*trained)
+    final.forget(["g1"])
+    with pytest.raises(LedgerError, match="group g1: restored cannot follow nothing"):
+        final.apply(entry(Kind.RESTORED))
+    assert nonzero(final, "tokens") == {"generated": 5, "trained": 5}
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([Kind.ACCEPTED], "group g1: accepted cannot follow nothing"),
+        ([Kind.TICKETED, Kind.LEASED], "group g1: leased cannot follow ticketed"),
+        ([Kind.TICKETED, Kind.ACCEPTED, Kind.TRAINED], "group g1: trained cannot follow accepted"),
+        ([Kind.TICKETED, Kind.ACCEPTED, Kind.ACCEPTED], "group g1: accepted cannot follow accepted"),
+        ([Kind.TICKETED, Kind.STALE, Kind.ACCEPTED], "group g1: accepted cannot follow nothing"),
+        ([Kind.TICKETED, Kind.ACCEPTED, Kind.LEASED, Kind.LEASED], "group g1: leased cannot follow leased"),
+    ],
+)
+def test_an_illegal_transition_is_refused(rows: list[Kind], sentence: str) -> None:
+    with pytest.raises(LedgerError, match=sentence):
+        ledger_of(*map(entry, rows))
+
+
+def test_tokens_that_do_not_add_up_are_refused_before_anything_is_entered() -> None:
+    ledger = ledger_of(entry(Kind.TICKETED), entry(Kind.ACCEPTED, tokens=10), entry(Kind.LEASED))
+    with pytest.raises(LedgerError, match="group g1: 10 sampled tokens, the learner accounts for 9"):
+        ledger.apply(entry(Kind.TRAINED, trained=7, masked=2))
+    assert nonzero(ledger, "tokens") == {"generated": 10, "buffered": 10}
+
+
+def test_a_gap_is_named() -> None:
+    ledger = ledger_of(entry(Kind.TICKETED), entry(Kind.ACCEPTED, tokens=10))
+    ledger._tokens["buffered"] -= 3
+    with pytest.raises(LedgerError, match="10 tokens were generated, 7 have a fate, a gap of 3"):
+        ledger.check()
+    assert not ledger.as_fields()["closes"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(Kind), st.integers(1, 9)), max_size=60))
+def test_whatever_is_tried_the_account_closes(steps: list[tuple[str, Kind, int]]) -> None:
+    ledger, held = Ledger(), dict.fromkeys("abc", 0)
+    for group_id, kind, tokens in steps:
+        arrives = kind in (Kind.ACCEPTED, Kind.NO_SIGNAL, Kind.INVALID, Kind.REFUSED)
+        trained = held[group_id] if kind is Kind.TRAINED else 0
+        row = entry(kind, group_id, tokens=tokens if arrives else 0, trained=trained)
+        try:
+            ledger.apply(row)
+        except LedgerError:
+            continue
+        finally:
+            ledger.check()
+        if kind is Kind.ACCEPTED:
+            held[group_id] = tokens

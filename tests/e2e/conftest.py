@@ -1,0 +1,118 @@
+"""One small model and one run with the real engines, shared by all end-to-end tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "stream_grpo.cli"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, and how the command that made it ended."""
+
+    path: Path
+    output: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        return found
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        lines = (self.path / "metrics.jsonl").read_text().splitlines()
+        return [line for line in map(json.loads, lines) if line["event"] == event]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `make-model`."""
+    out = tmp_path_factory.mktemp("made") / "arithmetic"
+    subprocess.run([*COMMAND, "make-model", str(out)], check=True, cwd=ROOT)
+    return out
+
+
+def arguments(made: Path, root: Path, name: str, **settings: object) -> list[str]:
+    """Of `stream-grpo train`, for a run on the small model."""
+    chosen = {
+        "run.root": root,
+        "run.name": name,
+        "model.path": made / "model",
+        "pool.files": [str(made / "pool.jsonl")],
+        "evaluation.files": [str(made / "heldout.jsonl")],
+        **settings,
+    }
+    config = str(ROOT / "configs" / "arithmetic-cpu.toml")
+    return [*COMMAND, "train", config, *(part for key, value in chosen.items() for part in ("--set", f"{key}={value}"))]
+
+
+@pytest.fixture(scope="session")
+def run(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A whole run: evaluated, trained for 24 steps, evaluated again."""
+    root = tmp_path_factory.mktemp("runs")
+    settings: dict[str, object] = {"run.num_steps": 24, "evaluation.num_problems": 100, "evaluation.num_samples": 8}
+    done = subprocess.run(arguments(made, root, "first", **settings), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Run(root / "first", done.stdout)
+
+
+class Live:
+    """A command that runs; it takes Ctrl-C as from a terminal, with its whole process group."""
+
+    def __init__(self, command: list[str], run_dir: Path) -> None:
+        self._run_dir = run_dir
+        # A shell that starts jobs in the background has SIGINT ignored, and children inherit that.
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self._process.poll() is None, f"the run ended early:\n{self._process.communicate()[0]}"
+            assert time.monotonic() < deadline, "nothing happened in time"
+            time.sleep(0.1)
+
+    def interrupt(self) -> None:
+        os.killpg(self._process.pid, signal.SIGINT)
+
+    def end(self, timeout_s: float) -> tuple[int, str]:
+        output, _ = self._process.communicate(timeout=timeout_s)
+        return self._process.returncode, output
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+
+
+@pytest.fixture
+def live() -> Iterator[Callable[[list[str], Path], Live]]:
+    """Starts commands; what still runs after the test is killed."""
+    started: list[Live] = []
+
+    def start(command: list[str], run_dir: Path) -> Live:
+        started.append(Live(command, run_dir))
+        return started[-1]
+
+    yield start
+    for command in started:
+        command.kill()
