@@ -121,6 +121,12 @@ def prune(root: Path, keep: int) -> list[Path]:
     return removed
 
 
+def oldest_kept(root: Path) -> PolicyVersion | None:
+    """The version of the oldest complete checkpoint: whatever happens, no restore goes back beyond it."""
+    complete = [path for path in _newest_first(root) if _is_complete(path)]
+    return _read(complete[-1]).version if complete else None
+
+
 def _read(path: Path) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from curator.wire import WireError
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError
 from stream_grpo.learner.batching import TrainBatch, make_train_batch
-from stream_grpo.learner.checkpoint import newest_complete, prune, verify, write_checkpoint
+from stream_grpo.learner.checkpoint import newest_complete, oldest_kept, prune, verify, write_checkpoint
 from stream_grpo.learner.lineage import Lineage
 from stream_grpo.metrics import MetricsLog
 from stream_grpo.transport.channels import LearnerChannel, Lease
@@ -153,7 +153,9 @@ class LearnerProcess:
         state = {"version": list(self._version), "forks": {str(b): list(f) for b, f in self._lineage.forks.items()}}
         write_checkpoint(self._checkpoints, self._version, lambda p: self._engine.save(p / "engine", state), state)
         prune(self._checkpoints, self._config.learner.keep_checkpoints)
-        self._channel.checkpointed(self._version)
+        oldest = oldest_kept(self._checkpoints)
+        assert oldest is not None
+        self._channel.checkpointed(oldest)
 
     def status(self) -> dict[str, Any]:
         """What the launcher shows and sums up; safe from another thread."""

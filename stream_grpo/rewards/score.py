@@ -22,9 +22,10 @@ class Scorer:
     def score(self, problem: VerifiableProblem, response_text: str, end_reason: EndReason) -> RewardResult:
         """What the problem's verifier says of the response.
 
-        A response that reached the length limit is scored as it stands. One that the engine aborted is `unknown` and
-        one that the engine failed at is `env_error`, both without a reward and without asking the verifier. Whatever
-        the verifier raises becomes `env_error` without a reward, with the exception as evidence.
+        A response that reached the length limit is scored, and the verifier is told that it was cut. One that the
+        engine aborted is `unknown` and one that the engine failed at is `env_error`, both without a reward and without
+        asking the verifier. Whatever the verifier raises becomes `env_error` without a reward, with the exception as
+        evidence.
         """
         verifier = self._verifiers.get(problem.verifier)
         version = verifier.version if verifier else ""
@@ -37,7 +38,7 @@ class Scorer:
             evidence = f"verifier {problem.verifier!r} is not one of this run: {known}"
             return _unscored(Decision.ENV_ERROR, problem.verifier, version, evidence)
         try:
-            return verifier.check(response_text, problem)
+            return verifier.check(response_text, problem, end_reason is EndReason.LENGTH)
         except Exception as error:  # a verifier may be anyone's code: none of its failures may stop a sampler
             evidence = traceback.format_exception_only(error)[-1].strip()[:MAX_EVIDENCE_CHARACTERS]
             return _unscored(Decision.ENV_ERROR, problem.verifier, version, evidence)

@@ -45,17 +45,19 @@ class Verifier:
 
     name: str
     version: str
-    check: Callable[[str, VerifiableProblem], RewardResult]
+    check: Callable[[str, VerifiableProblem, bool], RewardResult]
+    """(response text, problem, whether the response was cut at the length limit) -> result."""
 
 
 EXACT, EXACT_VERSION = "exact", "1"
 
 
-def exact(response_text: str, problem: VerifiableProblem) -> RewardResult:
+def exact(response_text: str, problem: VerifiableProblem, is_cut: bool = False) -> RewardResult:
     """Pass if the text after the last marker, up to the end of its line, is the problem's answer as text.
 
     The marker is `extra["answer_prefix"]`, by default "####". Surrounding white space does not count, on both sides.
-    A response without a marker fails.
+    A response without a marker fails, and so does one that was cut before its line ended: more of the answer might
+    have come.
 
     Raises ValueError for a problem whose answer or marker is empty: nothing could be told from such a comparison.
     """
@@ -68,7 +70,10 @@ def exact(response_text: str, problem: VerifiableProblem) -> RewardResult:
     _, marker, tail = response_text.rpartition(prefix)
     if not marker:
         return _exact_result(Decision.FAIL, "no answer marker")
-    answer = tail.partition("\n")[0].strip()
+    answer, line_end, _ = tail.partition("\n")
+    answer = answer.strip()
+    if is_cut and not line_end:
+        return _exact_result(Decision.FAIL, f"cut off at answer {_shown(answer)}")
     evidence = f"answer {_shown(answer)}, expected {_shown(gold)}"
     return _exact_result(Decision.PASS if answer == gold else Decision.FAIL, evidence)
 

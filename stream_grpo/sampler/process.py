@@ -25,6 +25,8 @@ from stream_grpo.weights.subscriber import Subscriber
 
 _IDLE_WAIT_S = 0.005
 _LAST_INSERTS_S = 2.0
+# What a late group gets to reach the buffer before its ticket ends there: seconds, but at most a share of the deadline.
+_HAND_OVER_S, _HAND_OVER_SHARE = 1.0, 0.1
 # At age 0 tickets come in blocks that the buffer sizes: it is asked for as many as it has.
 _WHOLE_BLOCK = 1 << 16
 
@@ -217,8 +219,8 @@ class SamplerProcess:
         self._score_s += self._timer() - started
 
     def _abort_late_groups(self) -> None:
-        """A group past its ticket's deadline goes as it is; a ticket past it is the buffer's to end."""
-        now = self._clock()
+        """Hand over what a group has in time before its ticket's deadline; a ticket alone is the buffer's to end."""
+        now = self._clock() + min(_HAND_OVER_S, _HAND_OVER_SHARE * self._config.stream.sample_deadline_s)
         for group_id in [name for name, ticket in self._tickets.items() if now >= ticket.deadline_s]:
             del self._tickets[group_id]
         for group in [group for group in self._groups.values() if now >= group.ticket.deadline_s]:
