@@ -49,7 +49,9 @@ class Curation:
         *,
         group_size: int,
         rate_step: float = 0.3,
-        exploration: float = 0.1,
+        domain_step: float = 0.05,
+        exploration: float = 0.05,
+        sharpness: float = 4.0,
         unseen_rate: float = 0.5,
         flush_outcomes: int = 512,
         seed: int = 0,
@@ -63,11 +65,15 @@ class Curation:
         self._pool = pool
         self._group_size = group_size
         self._exploration = exploration
+        self._sharpness = sharpness
         self._flush_outcomes = flush_outcomes
         self._seed = seed
         ids = pool.problem_ids
         self._index = {problem_id: i for i, problem_id in enumerate(ids)}
-        self.rate = SlidingRate(len(ids), rate_step, unseen_rate)
+        self._domains, domain_P = np.unique(np.array(pool.domains, dtype=np.str_), return_inverse=True)
+        self.rate = SlidingRate(
+            domain_P.astype(np.int64), rate_step=rate_step, domain_step=domain_step, unseen_rate=unseen_rate
+        )
         self._num_in_flight_P = np.zeros(len(ids), np.int64)
         self._open: OrderedDict[str, _Choice] = OrderedDict()
         self._ended: OrderedDict[str, _Choice] = OrderedDict()
@@ -113,7 +119,7 @@ class Curation:
         signal_P = expected_signal(self.rate.rate_P, self._group_size)
         left = list(reversed(group_ids))
         while left:
-            q_P = selection_probabilities(signal_P, self._num_in_flight_P > 0, self._exploration)
+            q_P = selection_probabilities(signal_P, self._num_in_flight_P > 0, self._exploration, self._sharpness)
             # When all that q allows are drawn, the next round has a q over what is then free.
             num_drawn = min(len(left), int(np.count_nonzero(q_P)))
             for index in draw(q_P, num_drawn, rng).tolist():
@@ -189,6 +195,7 @@ class Curation:
             "problems": len(rate_P),
             "seen": int(seen.size),
             "mean_rate": float(seen.mean()) if seen.size else None,
+            "domain_rates": dict(zip(self._domains.tolist(), self.rate.domain_rate_D.tolist(), strict=True)),
             "mean_expected_signal": float(expected_signal(rate_P, self._group_size).mean()),
             "solved": int(np.count_nonzero(seen > SOLVED_RATE)),
             "useful": int(np.count_nonzero((seen >= TOO_HARD_RATE) & (seen <= SOLVED_RATE))),

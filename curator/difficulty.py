@@ -35,21 +35,38 @@ def expected_signal(rate: ArrayLike, group_size: int) -> NDArray[np.float64]:
 
 
 class SlidingRate:
-    """The sliding success rate of every problem: p <- (1 - a) p + a mean(rewards), from `unseen_rate`.
+    """The sliding success rate of every problem, p <- (1 - a) p + a mean(rewards), and of every domain alike.
 
-    A fold over outcomes: the same outcomes in the same order give the same state, bit for bit. The first outcome of a
-    problem moves its rate from `unseen_rate` by the same formula, so one lucky group of a new problem does not make
-    it look solved.
+    A problem never seen has the rate of its domain, which begins at `unseen_rate`. Its first outcome moves it from
+    there by the same formula, so one lucky group of a new problem does not make it look solved. In a pool so large
+    that most problems are met once, it is the domain's rate that knows which of them are worth sampling.
+
+    A fold over outcomes: the same outcomes in the same order give the same state, bit for bit.
     """
 
-    def __init__(self, num_problems: int, rate_step: float, unseen_rate: float) -> None:
-        """`rate_step` is a in (0, 1]; `unseen_rate` in [0, 1]. Raises ValueError for others."""
-        if not 0 < rate_step <= 1:
-            raise ValueError(f"rate_step = {rate_step}: expected in (0, 1]")
+    def __init__(
+        self,
+        domain_P: NDArray[np.int64],
+        *,
+        rate_step: float = 0.3,
+        domain_step: float = 0.05,
+        unseen_rate: float = 0.5,
+    ) -> None:
+        """`domain_P`: each problem's domain as a number from 0; the steps are a, in (0, 1]; `unseen_rate` in [0, 1].
+
+        Raises ValueError for others.
+        """
+        for name, step in (("rate_step", rate_step), ("domain_step", domain_step)):
+            if not 0 < step <= 1:
+                raise ValueError(f"{name} = {step}: expected in (0, 1]")
         if not 0 <= unseen_rate <= 1:
             raise ValueError(f"unseen_rate = {unseen_rate}: expected in [0, 1]")
-        self.rate_step = rate_step
-        self.rate_P = np.full(num_problems, unseen_rate, np.float64)
+        num_problems = len(domain_P)
+        self._rate_step, self._domain_step = rate_step, domain_step
+        self._domain_P = domain_P
+        self._own_rate_P = np.zeros(num_problems, np.float64)
+        self.domain_rate_D = np.full(int(domain_P.max(initial=-1)) + 1, unseen_rate, np.float64)
+        """Rate of each domain D."""
         self.num_groups_P = np.zeros(num_problems, np.int64)
         """Groups that moved the rate."""
         self.num_scored_P = np.zeros(num_problems, np.int64)
@@ -59,13 +76,21 @@ class SlidingRate:
         self.num_clipped = 0
         """Groups whose mean reward lay outside [0, 1] and was taken as the nearer end."""
 
+    @property
+    def rate_P(self) -> NDArray[np.float64]:
+        """Rate of each problem: its own, or that of its domain before it has one."""
+        return np.where(self.num_groups_P > 0, self._own_rate_P, self.domain_rate_D[self._domain_P])
+
     def update(self, index: int, mean_reward: float, *, num_scored: int = 1, step: int = -1) -> None:
         """Move one problem's rate by the mean reward of `num_scored` rollouts. Raises ValueError for NaN."""
         if math.isnan(mean_reward):
             raise ValueError("mean_reward is NaN: a group without a scored rollout says nothing")
         mean = min(1.0, max(0.0, mean_reward))
         self.num_clipped += mean != mean_reward
-        self.rate_P[index] = (1.0 - self.rate_step) * self.rate_P[index] + self.rate_step * mean
+        domain = self._domain_P[index]
+        rate = self._own_rate_P[index] if self.num_groups_P[index] else self.domain_rate_D[domain]
+        self._own_rate_P[index] = (1.0 - self._rate_step) * rate + self._rate_step * mean
+        self.domain_rate_D[domain] = (1.0 - self._domain_step) * self.domain_rate_D[domain] + self._domain_step * mean
         self.num_groups_P[index] += 1
         self.num_scored_P[index] += num_scored
         self.last_step_P[index] = step

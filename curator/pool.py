@@ -105,6 +105,12 @@ class Pool:
         ids: list[str] = self._problems["problem_id"].take(pa.array(self._order)).to_pylist()
         return ids
 
+    @cached_property
+    def domains(self) -> list[str]:
+        """Domains by index."""
+        domains: list[str] = self._problems["domain"].take(pa.array(self._order)).to_pylist()
+        return domains
+
     def take(self, indices: Sequence[int]) -> list[Problem]:
         """The problems at some indices, in the order asked."""
         rows = self._problems.take(pa.array(self._order[np.asarray(indices, np.int64)]))

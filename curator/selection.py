@@ -12,15 +12,17 @@ from numpy.typing import NDArray
 
 
 def selection_probabilities(
-    signal_P: NDArray[np.float64], in_flight_P: NDArray[np.bool_], exploration: float
+    signal_P: NDArray[np.float64], in_flight_P: NDArray[np.bool_], exploration: float, sharpness: float = 1.0
 ) -> NDArray[np.float64]:
-    """Probability of each problem at the next draw: q = (1 - e) signal / sum(signal) + e / n.
+    """Probability of each problem at the next draw: q = (1 - e) signal^s / sum(signal^s) + e / n, s the sharpness.
 
+    At s = 1 a problem of half the signal is drawn half as often; above, the best are preferred more strongly.
     Over the n problems that are not in flight; 0 for the others. Uniform over these n where their signal is 0
     throughout. Where every problem is in flight, all count as free: a pool smaller than what is in flight must not
-    stall. `signal_P` [P] finite, not negative; `in_flight_P` [P]; `exploration` is e in [0, 1].
+    stall. `signal_P` [P] finite, not negative; `in_flight_P` [P]; `exploration` is e in [0, 1];
+    `sharpness` is s >= 0.
 
-    Raises ValueError for an empty pool, a negative or infinite signal, or e outside [0, 1].
+    Raises ValueError for an empty pool, a negative or infinite signal, e outside [0, 1] or a negative s.
     """
     if signal_P.size == 0:
         raise ValueError("no problems to choose from")
@@ -28,6 +30,8 @@ def selection_probabilities(
         raise ValueError("an expected signal is finite and not negative")
     if not 0 <= exploration <= 1:
         raise ValueError(f"exploration = {exploration}: expected in [0, 1]")
+    if sharpness < 0:
+        raise ValueError(f"sharpness = {sharpness}: expected 0 or more")
     free_P = np.ones(signal_P.size, np.bool_) if in_flight_P.all() else ~in_flight_P
     uniform_P: NDArray[np.float64] = free_P / np.count_nonzero(free_P)
     free_signal_P = np.where(free_P, signal_P, 0.0)
@@ -35,7 +39,7 @@ def selection_probabilities(
     if largest == 0:
         return uniform_P
     # Divided by the largest first: the sum of subnormal signals has no inverse.
-    share_P = free_signal_P / largest
+    share_P = np.where(free_P, (free_signal_P / largest) ** sharpness, 0.0)
     q_P: NDArray[np.float64] = (1.0 - exploration) * (share_P / share_P.sum()) + exploration * uniform_P
     return q_P
 
@@ -54,7 +58,9 @@ def draw(q_P: NDArray[np.float64], num: int, rng: np.random.Generator) -> NDArra
         raise ValueError("no problem has a positive probability")
     rounds: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     while num > 0:
-        rings = rng.standard_exponential(support.size) / q_P[support]
+        # A clock of a rate near 0 may ring later than any number: then it rings last.
+        with np.errstate(over="ignore"):
+            rings = rng.standard_exponential(support.size) / q_P[support]
         first = np.argsort(rings, kind="stable")[:num]
         rounds.append(support[first].astype(np.int64))
         num -= first.size

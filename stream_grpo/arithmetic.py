@@ -26,7 +26,7 @@ CHARACTERS = "0123456789+=," + MARKER
 HELD_OUT_ONE_IN = 10
 """One unordered pair of operands in so many is held out."""
 
-POOL_COUNTS: Mapping[int, int] = {1: 90, 2: 700, 3: 700, 4: 700, 5: 500, 6: 300}
+POOL_COUNTS: Mapping[int, int] = {1: 90, 2: 400, 3: 600, 4: 900, 5: 800, 6: 300}
 """Problems per number of digits: 1 is solved, 2 to 4 are useful, 5 and 6 are out of the small model's reach."""
 
 HELD_OUT_COUNTS: Mapping[int, int] = {1: 100, 2: 100, 3: 100, 4: 100, 5: 100}

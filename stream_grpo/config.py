@@ -69,10 +69,14 @@ class Curator(Section):
 
     rate_step: float = Field(0.3, gt=0, le=1)
     """Step size a of the sliding success rate p <- (1 - a) p + a mean(rewards)."""
-    exploration: float = Field(0.1, ge=0, le=1)
+    domain_step: float = Field(0.05, gt=0, le=1)
+    """Step size of the same rate kept for each domain: what is expected of a problem never sampled."""
+    exploration: float = Field(0.05, ge=0, le=1)
     """Share of picks drawn uniformly over the pool, whatever the rate says."""
+    sharpness: float = Field(4.0, ge=0)
+    """The other picks are drawn by expected signal to this power; 1 draws by the signal itself."""
     unseen_rate: float = Field(0.5, ge=0, le=1)
-    """Success rate assumed of a problem never sampled."""
+    """Success rate assumed of a domain never sampled."""
     flush_outcomes: int = Field(512, ge=1)
     """Outcomes kept in memory before they are written to the table; the buffer's journal holds them meanwhile."""
 

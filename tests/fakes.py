@@ -72,7 +72,7 @@ def make_group(
 
 
 class FakeEngine:
-    """One token a step, id 7, logprob -0.5, ends by length; probe logprobs are -1 plus `probe_error`."""
+    """One token a step, id 7, logprob -0.5, ends by itself; probe logprobs are -1 plus `probe_error`."""
 
     def __init__(self, num_slots: int = 64) -> None:
         self.num_slots, self.probe_error, self.version = num_slots, 0.0, PolicyVersion(0, 0)
@@ -92,7 +92,7 @@ class FakeEngine:
         for _, versions in self._running.values():
             versions.append(self.version)
         done = [name for name, (request, versions) in self._running.items() if len(versions) == request.max_new_tokens]
-        return [self._end(name, EndReason.LENGTH) for name in done]
+        return [self._end(name, EndReason.EOS) for name in done]
 
     def abort(self, request_ids: Iterable[str]) -> list[Generation]:
         names = [name for name in request_ids if name in self._running]

@@ -143,7 +143,9 @@ class LearnerProcess:
 
     def _publish(self) -> None:
         """Hand the weights to the samplers, with a probe that proves them."""
+        begun = self._clock()
         logprobs = self._engine.probe_logprobs(self._probe_sequences)
+        self._busy_s += self._clock() - begun
         probe = Probe(tuple(map(tuple, self._probe_sequences)), tuple(map(tuple, logprobs)))
         self._publisher.publish(self._version, self._lineage.forks, self._engine.named_weights(), probe)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,6 +64,13 @@ class InProcessEngine:
         # Finished while a probe ran; not given back yet.
         self._held: dict[str, Generation] = {}
         self._num_added = 0
+        self._params = SamplingParams(
+            temperature=config.sampler.temperature,
+            logprobs=0,
+            stop_token_ids=sorted(self._eos_token_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
 
     @property
     def num_slots(self) -> int:
@@ -82,15 +90,9 @@ class InProcessEngine:
         """Take a request. Raises ValueError for an id in use or a prompt that vLLM refuses."""
         if request.request_id in self._unfinished or request.request_id in self._held:
             raise ValueError(f"request {request.request_id} is still unfinished")
-        params = SamplingParams(
-            temperature=self._sampler.temperature,
-            max_tokens=request.max_new_tokens,
-            seed=request.seed,
-            logprobs=0,
-            stop_token_ids=sorted(self._eos_token_ids),
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        # A copy: checking the same settings anew for every request costs a twentieth of a sampler's time.
+        params = copy.copy(self._params)
+        params.max_tokens, params.seed = request.max_new_tokens, request.seed
         internal_id = self._submit(request.request_id, request.prompt_ids, params, _PRIORITY)
         self._unfinished[request.request_id] = _Unfinished(internal_id)
 

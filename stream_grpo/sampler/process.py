@@ -29,6 +29,8 @@ _LAST_INSERTS_S = 2.0
 _HAND_OVER_S, _HAND_OVER_SHARE = 1.0, 0.1
 # At age 0 tickets come in blocks that the buffer sizes: it is asked for as many as it has.
 _WHOLE_BLOCK = 1 << 16
+# Groups under way to a full engine: a ticket and a problem take two or three engine steps to come.
+_NUM_AHEAD = 2
 
 
 class SamplerProcess:
@@ -124,8 +126,13 @@ class SamplerProcess:
         self._watch("the learner to publish weights", newest is None)
         if newest is not None and newest != self._updater.version:
             published = self._subscriber.read(newest, self._engine.expected_tensors())
-            self._updater.update(published, [r for group in self._groups.values() for r in group.unfinished])
+            in_flight = [request for group in self._groups.values() for request in group.unfinished]
+            proved_s = self._updater.prove_s
+            self._updater.update(published, in_flight)
             self._stall_s += self._timer() - started
+            if in_flight:
+                # The probe's engine steps sample a token of every running sequence, as any step does.
+                self._busy_s += self._updater.prove_s - proved_s
         self._next_look_at = self._timer() + self._config.weights.poll_interval_s
 
     # -- tickets and problems -----------------------------------------------------------------------------------------
@@ -140,12 +147,12 @@ class SamplerProcess:
         self._newly_bound = {}
 
     def _num_wanted(self) -> int:
-        """Groups that fit the free slots, and one ahead; tickets without a problem yet count as running."""
+        """Groups that fit the free slots, and a few ahead; tickets without a problem yet count as running."""
         if self._config.stream.max_policy_age == 0:
             return 0 if self._tickets or self._groups else _WHOLE_BLOCK
         group_size = self._config.sampler.group_size
         num_taken = self._engine.num_unfinished + group_size * len(self._tickets)
-        return (self._engine.num_slots - num_taken) // group_size + 1
+        return (self._engine.num_slots - num_taken) // group_size + _NUM_AHEAD
 
     def _take_tickets(self) -> None:
         """What the buffer says; each new ticket asks the curator for a problem, all of one answer in one question."""

@@ -37,7 +37,7 @@ def test_a_rate_that_is_none_is_refused(rate: float) -> None:
 
 
 def test_the_rate_moves_from_unseen_rate_by_one_formula() -> None:
-    state = SlidingRate(2, rate_step=0.25, unseen_rate=0.5)
+    state = SlidingRate(np.array([0, 1]), rate_step=0.25, unseen_rate=0.5)
     state.update(1, 1.0, num_scored=4, step=7)
     # 0.75 x 0.5 + 0.25 x 1 = 0.625; then 0.75 x 0.625 + 0.25 x 0 = 0.46875; all exact in binary.
     assert state.rate_P.tolist() == [0.5, 0.625]
@@ -48,8 +48,20 @@ def test_the_rate_moves_from_unseen_rate_by_one_formula() -> None:
     assert state.last_step_P.tolist() == [-1, 9]
 
 
+def test_a_problem_never_seen_has_the_rate_of_its_domain_and_starts_from_it() -> None:
+    # Problems 0 and 1 are of one domain, problem 2 of another.
+    state = SlidingRate(np.array([0, 0, 1]), rate_step=0.5, domain_step=0.25, unseen_rate=0.5)
+    state.update(0, 1.0)
+    # Own: 0.5 x 0.5 + 0.5 x 1 = 0.75. Domain: 0.75 x 0.5 + 0.25 x 1 = 0.625. The other domain has not moved.
+    assert state.rate_P.tolist() == [0.75, 0.625, 0.5]
+    state.update(1, 0.0)
+    # Starts from the domain: 0.5 x 0.625 = 0.3125; domain: 0.75 x 0.625 = 0.46875; problem 0 keeps its own.
+    assert state.rate_P.tolist() == [0.75, 0.3125, 0.5]
+    assert state.domain_rate_D.tolist() == [0.46875, 0.5]
+
+
 def test_an_unscored_rollout_is_missing_and_not_failed() -> None:
-    state = SlidingRate(1, rate_step=0.5, unseen_rate=0.5)
+    state = SlidingRate(np.array([0]), rate_step=0.5, unseen_rate=0.5)
     # One of one scored rollouts passed, three are unscored: the mean is 1, not 1/4. 0.5 x 0.5 + 0.5 x 1 = 0.75.
     assert state.apply(0, make_outcome(0, passed=1, failed=0, unscored=3))
     assert state.rate_P.tolist() == [0.75]
@@ -61,13 +73,13 @@ def test_an_unscored_rollout_is_missing_and_not_failed() -> None:
 @pytest.mark.parametrize(("fate", "moves"), [("accepted", True), ("no_signal", True), ("stale", False),
                                              ("invalid", False), ("refused", False)])  # fmt: skip
 def test_only_whole_groups_of_a_known_policy_count(fate: str, moves: bool) -> None:
-    state = SlidingRate(1, rate_step=0.5, unseen_rate=0.5)
+    state = SlidingRate(np.array([0]), rate_step=0.5, unseen_rate=0.5)
     assert state.apply(0, make_outcome(0, passed=2, failed=0, fate=fate)) is moves
     assert state.rate_P.tolist() == [0.75 if moves else 0.5]
 
 
 def test_rewards_beyond_the_unit_interval_are_clipped_and_counted() -> None:
-    state = SlidingRate(1, rate_step=0.5, unseen_rate=0.5)
+    state = SlidingRate(np.array([0]), rate_step=0.5, unseen_rate=0.5)
     state.update(0, -1.0)
     assert state.rate_P.tolist() == [0.25]
     assert state.num_clipped == 1
@@ -75,13 +87,13 @@ def test_rewards_beyond_the_unit_interval_are_clipped_and_counted() -> None:
 
 def test_nan_is_no_mean_reward() -> None:
     with pytest.raises(ValueError, match="NaN"):
-        SlidingRate(1, 0.5, 0.5).update(0, math.nan)
+        SlidingRate(np.array([0])).update(0, math.nan)
 
 
 @pytest.mark.parametrize(("step", "unseen"), [(0.0, 0.5), (1.5, 0.5), (0.5, -0.1), (0.5, 1.1)])
 def test_impossible_settings_are_refused(step: float, unseen: float) -> None:
     with pytest.raises(ValueError, match="expected in"):
-        SlidingRate(1, step, unseen)
+        SlidingRate(np.array([0]), rate_step=step, unseen_rate=unseen)
 
 
 @pytest.mark.parametrize(

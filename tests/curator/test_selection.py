@@ -16,6 +16,12 @@ def test_probabilities_mix_signal_and_uniform() -> None:
     np.testing.assert_allclose(q, [0.05, 0.15, 0.35, 0.45], atol=1e-15)
 
 
+def test_sharpness_prefers_the_best_more_strongly() -> None:
+    q = selection_probabilities(np.array([0.0, 0.1, 0.3, 0.4]), FREE, 0.2, sharpness=2.0)
+    # 0.8 x (0, 1/26, 9/26, 16/26) + 0.2 x 1/4
+    np.testing.assert_allclose(q, [0.05, 0.8 / 26 + 0.05, 7.2 / 26 + 0.05, 12.8 / 26 + 0.05], atol=1e-15)
+
+
 def test_problems_in_flight_are_left_out() -> None:
     q = selection_probabilities(np.array([0.0, 0.1, 0.3, 0.4]), np.array([False, False, False, True]), 0.3)
     # 0.7 x (0, 1/4, 3/4) + 0.3 x 1/3 over the three free ones

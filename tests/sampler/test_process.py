@@ -214,14 +214,14 @@ def test_a_group_goes_from_ticket_to_buffer_scored(outside: Outside, tmp_path: P
     assert status["first_busy_at"] == pytest.approx(time.time(), abs=10)
 
 
-def test_it_asks_for_what_fits_the_free_slots_and_one_group_ahead(outside: Outside, tmp_path: Path) -> None:
+def test_it_asks_for_what_fits_the_free_slots_and_two_groups_ahead(outside: Outside, tmp_path: Path) -> None:
     publish(tmp_path / "weights", 0)
     outside.blocks = [[ticket("g0"), ticket("g1")]]
     engine = Slow(num_slots=8)
     long = {"max_new_tokens": 200}
     Running(outside, tmp_path, engine, sampler=long).until(lambda: len(outside.asked) >= 2)
     # 8 slots hold 4 groups of 2; with 2 groups running 2 are left.
-    assert [asked["num_wanted"] for asked in outside.asked[:2]] == [4 + 1, 2 + 1]
+    assert [asked["num_wanted"] for asked in outside.asked[:2]] == [4 + 2, 2 + 2]
 
 
 def test_at_age_0_the_whole_block_is_added_in_order_before_the_first_step(outside: Outside, tmp_path: Path) -> None:
@@ -266,6 +266,7 @@ def test_a_group_past_its_deadline_goes_with_what_it_has_and_without_a_reward(ou
         engine,
         model={"path": "m", "max_length_tokens": 1 << 30},
         sampler={"max_new_tokens": 1 << 29},
+        stream={"sample_deadline_s": 1.0},
     )
     running.until(lambda: len(outside.groups) == 1)
     for rollout in outside.groups[0].rollouts:
