@@ -37,9 +37,10 @@ def expected_signal(rate: ArrayLike, group_size: int) -> NDArray[np.float64]:
 class SlidingRate:
     """The sliding success rate of every problem, p <- (1 - a) p + a mean(rewards), and of every domain alike.
 
-    A problem never seen has the rate of its domain, which begins at `unseen_rate`. Its first outcome moves it from
-    there by the same formula, so one lucky group of a new problem does not make it look solved. In a pool so large
-    that most problems are met once, it is the domain's rate that knows which of them are worth sampling.
+    A problem never seen has the rate of its domain. That one begins as the plain mean of its outcomes, with
+    `unseen_rate` as one more, and slides once it has so many that their share is below `domain_step`. A problem's first
+    outcome moves it from there by the same formula, so one lucky group of a new problem does not make it look solved.
+    In a pool so large that most problems are met once, it is the domain's rate that knows which are worth sampling.
 
     A fold over outcomes: the same outcomes in the same order give the same state, bit for bit.
     """
@@ -67,6 +68,7 @@ class SlidingRate:
         self._own_rate_P = np.zeros(num_problems, np.float64)
         self.domain_rate_D = np.full(int(domain_P.max(initial=-1)) + 1, unseen_rate, np.float64)
         """Rate of each domain D."""
+        self._num_groups_D = np.zeros(len(self.domain_rate_D), np.int64)
         self.num_groups_P = np.zeros(num_problems, np.int64)
         """Groups that moved the rate."""
         self.num_scored_P = np.zeros(num_problems, np.int64)
@@ -90,7 +92,9 @@ class SlidingRate:
         domain = self._domain_P[index]
         rate = self._own_rate_P[index] if self.num_groups_P[index] else self.domain_rate_D[domain]
         self._own_rate_P[index] = (1.0 - self._rate_step) * rate + self._rate_step * mean
-        self.domain_rate_D[domain] = (1.0 - self._domain_step) * self.domain_rate_D[domain] + self._domain_step * mean
+        share = max(self._domain_step, 1.0 / (self._num_groups_D[domain] + 2))
+        self.domain_rate_D[domain] = (1.0 - share) * self.domain_rate_D[domain] + share * mean
+        self._num_groups_D[domain] += 1
         self.num_groups_P[index] += 1
         self.num_scored_P[index] += num_scored
         self.last_step_P[index] = step

@@ -198,6 +198,8 @@ class Algo(Section):
     """Lower bound of the correction's band (icepop)."""
     correction_high: float = Field(2.0, gt=0)
     """Upper bound of the correction's band (icepop), or the truncation (tis)."""
+    shuffle_rewards: bool = False
+    """A control: the rewards of each group are shuffled among its rollouts, so that nothing can be learnt."""
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
     """What the loss is divided by: tokens, sequences then each by its length, or groups x size x max_new_tokens."""
 

@@ -6,8 +6,9 @@ nothing is shifted here (`logprobs.token_logprobs` does that, once).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,6 +147,20 @@ def _minibatch(trained: Sequence[Sequence[tuple[Rollout, float]]], microbatch_to
         num_sequences=len(rollouts),
         num_tokens=sum(rollout.num_sampled_tokens for rollout, _ in rollouts),
     )
+
+
+def with_shuffled_rewards(group: RolloutGroup, seed: int) -> RolloutGroup:
+    """The same group with the rewards of its valid rollouts dealt out anew, the same way for the same seed.
+
+    The control of a run: what is left of a rise under it is not learnt from rewards.
+    """
+    valid = [index for index, rollout in enumerate(group.rollouts) if rollout.valid]
+    digest = hashlib.sha256(f"{seed}/{group.group_id}".encode()).digest()
+    dealt = np.random.default_rng(int.from_bytes(digest[:8], "big")).permutation(valid)
+    rollouts = list(group.rollouts)
+    for index, other in zip(valid, dealt.tolist(), strict=True):
+        rollouts[index] = replace(group.rollouts[index], reward=group.rollouts[other].reward)
+    return replace(group, rollouts=tuple(rollouts))
 
 
 def pack(lengths: Sequence[int], microbatch_tokens: int) -> list[list[int]]:

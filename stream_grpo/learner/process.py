@@ -12,7 +12,7 @@ import numpy as np
 from curator.wire import WireError
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError
-from stream_grpo.learner.batching import TrainBatch, make_train_batch
+from stream_grpo.learner.batching import TrainBatch, make_train_batch, with_shuffled_rewards
 from stream_grpo.learner.checkpoint import newest_complete, oldest_kept, prune, verify, write_checkpoint
 from stream_grpo.learner.lineage import Lineage
 from stream_grpo.metrics import MetricsLog
@@ -115,6 +115,8 @@ class LearnerProcess:
         self._metrics.write("step", self._step_record(lease, values, step_s, waited_s))
 
     def _batch(self, groups: Sequence[RolloutGroup]) -> TrainBatch:
+        if self._config.algo.shuffle_rewards:
+            groups = [with_shuffled_rewards(group, self._config.run.seed) for group in groups]
         return make_train_batch(
             groups,
             self._engine.advantages,

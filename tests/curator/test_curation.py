@@ -131,11 +131,12 @@ def test_stats_are_json_and_count_by_hand(tmp_path: Path) -> None:
         ]
     )
     stats = json.loads(json.dumps(curation.stats()))
-    # Rates 1, 0, 0.5 and unseen 0.5. With G = 2 the signal is 0, 0, 0.5, 0.5; the mean 0.25.
+    # Rates 1, 0, 0.5, and the domain's for the unseen one: the mean of 0.5, 1, 0 and 0.5.
+    # With G = 2 the signal 2 p (1 - p) is 0, 0, 0.5, 0.5; the mean 0.25.
     assert stats["problems"] == 4
     assert (stats["seen"], stats["solved"], stats["useful"], stats["too_hard"]) == (3, 1, 1, 1)
     assert stats["mean_rate"] == 0.5
-    assert stats["mean_expected_signal"] == pytest.approx(0.2499993, abs=1e-7)
+    assert stats["mean_expected_signal"] == pytest.approx(0.25, abs=1e-12)
     assert stats["scored_groups"] == 3
     assert stats["no_signal_share"] == {
         "all_right": pytest.approx(1 / 3),

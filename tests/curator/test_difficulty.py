@@ -37,7 +37,7 @@ def test_a_rate_that_is_none_is_refused(rate: float) -> None:
 
 
 def test_the_rate_moves_from_unseen_rate_by_one_formula() -> None:
-    state = SlidingRate(np.array([0, 1]), rate_step=0.25, unseen_rate=0.5)
+    state = SlidingRate(np.array([0, 1]), rate_step=0.25, unseen_rate=0.5)  # each problem a domain of its own
     state.update(1, 1.0, num_scored=4, step=7)
     # 0.75 x 0.5 + 0.25 x 1 = 0.625; then 0.75 x 0.625 + 0.25 x 0 = 0.46875; all exact in binary.
     assert state.rate_P.tolist() == [0.5, 0.625]
@@ -52,12 +52,19 @@ def test_a_problem_never_seen_has_the_rate_of_its_domain_and_starts_from_it() ->
     # Problems 0 and 1 are of one domain, problem 2 of another.
     state = SlidingRate(np.array([0, 0, 1]), rate_step=0.5, domain_step=0.25, unseen_rate=0.5)
     state.update(0, 1.0)
-    # Own: 0.5 x 0.5 + 0.5 x 1 = 0.75. Domain: 0.75 x 0.5 + 0.25 x 1 = 0.625. The other domain has not moved.
-    assert state.rate_P.tolist() == [0.75, 0.625, 0.5]
+    # Own: 0.5 x 0.5 + 0.5 x 1 = 0.75. Domain: the mean of 0.5 and 1 = 0.75. The other domain has not moved.
+    assert state.rate_P.tolist() == [0.75, 0.75, 0.5]
     state.update(1, 0.0)
-    # Starts from the domain: 0.5 x 0.625 = 0.3125; domain: 0.75 x 0.625 = 0.46875; problem 0 keeps its own.
-    assert state.rate_P.tolist() == [0.75, 0.3125, 0.5]
-    assert state.domain_rate_D.tolist() == [0.46875, 0.5]
+    # Starts from the domain: 0.5 x 0.75 = 0.375; domain: the mean of 0.5, 1 and 0; problem 0 keeps its own.
+    assert state.rate_P.tolist() == [0.75, 0.375, 0.5]
+    assert state.domain_rate_D.tolist() == pytest.approx([0.5, 0.5], abs=1e-15)
+    for _ in range(3):
+        state.update(2, 1.0)
+    # (0.5 + 1 + 1) / 3 = 0.8333, a step of 1/3; the third would have one of 1/4, and from there on it slides:
+    # 0.75 x 0.8333 + 0.25 = 0.875, then 0.75 x 0.875 + 0.25 = 0.90625, where the mean of five would be 0.9.
+    assert state.domain_rate_D[1] == pytest.approx(0.875, abs=1e-15)
+    state.update(2, 1.0)
+    assert state.domain_rate_D[1] == pytest.approx(0.90625, abs=1e-15)
 
 
 def test_an_unscored_rollout_is_missing_and_not_failed() -> None:

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stream_grpo.learner.batching import make_train_batch, pack, trainable
+from stream_grpo.learner.batching import make_train_batch, pack, trainable, with_shuffled_rewards
 from stream_grpo.types import EndReason, Rollout, RolloutGroup
+from tests.fakes import make_group
 
 MakeRollout = Callable[..., Rollout]
 MakeGroup = Callable[..., RolloutGroup]
@@ -130,3 +131,14 @@ def test_rewards_and_advantages_must_fit_the_group(rollout: MakeRollout, group: 
 def test_batching_loads_no_torch() -> None:
     code = "import sys, stream_grpo.learner.batching; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_shuffled_rewards_stay_in_their_group_and_leave_everything_else() -> None:
+    group = make_group(rewards=[1.0, 0.0, 0.25, None, 0.5, 0.75])
+    shuffled = with_shuffled_rewards(group, seed=3)
+    rewards = [r.reward.reward for r in shuffled.rollouts]
+    assert rewards[3] is None  # a missing reward stays where it is
+    assert sorted(r for r in rewards if r is not None) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert rewards != [r.reward.reward for r in group.rollouts]
+    assert [r.seed for r in shuffled.rollouts] == [r.seed for r in group.rollouts]
+    assert [r.reward.reward for r in with_shuffled_rewards(group, seed=3).rollouts] == rewards
