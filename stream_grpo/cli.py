@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from curator.errors import CuratorError
-from stream_grpo import config as configuration
+from stream_grpo import config_file
+from stream_grpo.config import Config
 from stream_grpo.console import Console
 from stream_grpo.errors import ConfigError, StreamGrpoError
 
@@ -27,7 +28,7 @@ Overrides = Annotated[
 
 @app.command()
 def train(
-    config_file: Annotated[Path | None, typer.Argument(help="A TOML file; see configs/.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Argument(help="A TOML file; see configs/.", show_default=False)] = None,
     overrides: Overrides = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Continue this run folder from its newest checkpoint.")
@@ -37,10 +38,10 @@ def train(
     """Train: sample, curate and learn at once; evaluate on held-out problems before and after."""
     console = Console()
     with _errors(console):
-        config = _load(config_file, resume, overrides or [])
+        config = _load(file, resume, overrides or [])
         if dry_run:
-            print(configuration.to_toml(config), end="")
-            for note in configuration.missing_files(config):
+            print(config_file.to_toml(config), end="")
+            for note in config_file.missing_files(config):
                 console.say(f"not there yet: {note}")
             return
         from stream_grpo.train import train as run
@@ -48,13 +49,13 @@ def train(
         run(config, resume=resume is not None, console=console)
 
 
-def _load(config_file: Path | None, resume: Path | None, overrides: list[str]) -> configuration.Config:
-    if (config_file is None) == (resume is None):
+def _load(file: Path | None, resume: Path | None, overrides: list[str]) -> Config:
+    if (file is None) == (resume is None):
         raise ConfigError("name a config file, or a run folder with --resume; not both")
     if resume is None:
-        assert config_file is not None
-        return configuration.load(config_file, overrides)
-    return configuration.load(
+        assert file is not None
+        return config_file.load(file, overrides)
+    return config_file.load(
         resume / "config.toml", [*overrides, f"run.name={resume.name}", f"run.root={resume.parent}"]
     )
 
@@ -73,7 +74,7 @@ def evaluate(
     with _errors(console):
         evaluation = {"files": [str(file) for file in files], "num_samples": num_samples, "num_problems": num_problems}
         tree = {"model": {"path": str(model)}, "evaluation": evaluation}
-        config = configuration.parse(configuration.with_overrides(tree, overrides or []), source="eval")
+        config = config_file.parse(config_file.with_overrides(tree, overrides or []), source="eval")
         from stream_grpo.train import evaluate_model
 
         scores = evaluate_model(config, console)

@@ -1,22 +1,16 @@
 """The whole configuration, one tree of frozen models; loads no torch.
 
-A TOML file gives the tree, `--set a.b=c` overrides single leaves, and `load` refuses what cannot work before anything
-starts: unknown keys with the nearest name, impossible sizes with the true reason. The text under a field is its
-documentation.
+What cannot work together is refused with the setting, its value, the true reason and what would be right. The text
+under a field is its documentation. `config_file` reads and writes the tree.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from stream_grpo.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
@@ -342,90 +336,3 @@ def _stream_complaints(config: Config) -> Iterable[str]:
             f"algo.correction_low = {config.algo.correction_low}: not below algo.correction_high = "
             f"{config.algo.correction_high}"
         )
-
-
-def load(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """Read a TOML file, apply `a.b=c` overrides, validate.
-
-    Raises ConfigError with the file, the key, the value, the reason and what would be right.
-    """
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
-    return parse(with_overrides(tree, overrides), source=str(path))
-
-
-def with_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Apply `a.b=c` to a tree of plain values. Values are TOML; what is no TOML is text. Raises ConfigError."""
-    for override in overrides:
-        _apply(tree, override)
-    return tree
-
-
-def parse(tree: Mapping[str, Any], source: str) -> Config:
-    """Validate a tree of plain values; `source` is named in errors. Raises ConfigError."""
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError("\n".join(f"{source}: {_explain(e)}" for e in error.errors())) from None
-
-
-def _apply(tree: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set {override}: expected key=value, for example --set run.seed=1")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *parents, leaf = key.strip().split(".")
-    for parent in parents:
-        tree = tree.setdefault(parent, {})
-        if not isinstance(tree, dict):
-            raise ConfigError(f"--set {override}: {parent} is a value, not a section")
-    tree[leaf] = value
-
-
-def _explain(error: Mapping[str, Any]) -> str:
-    location = [str(part) for part in error["loc"]]
-    key = ".".join(location)
-    if error["type"] == "extra_forbidden":
-        known = _names(location[:-1])
-        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {'.'.join([*location[:-1], near[0]])}?" if near else f"known: {', '.join(sorted(known))}"
-        return f"unknown key {key}: {hint}"
-    if error["type"] == "missing":
-        return f"{key}: required and not given"
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{key} = {error['input']!r}: {message}" if key else message
-
-
-def _names(section: list[str]) -> list[str]:
-    model: Any = Config
-    for name in section:
-        model = model.model_fields[name].annotation
-    return list(model.model_fields)
-
-
-def missing_files(config: Config) -> list[str]:
-    """What the run needs on disk and does not find."""
-    missing = (
-        [] if (config.model.path / "config.json").exists() else [f"model.path = {config.model.path}: no config.json"]
-    )
-    for name, files in (("pool.files", config.pool.files), ("evaluation.files", config.evaluation.files)):
-        missing += [f"{name}: {file}" for file in files if not file.exists()]
-    return missing
-
-
-def to_toml(config: Config) -> str:
-    """The resolved configuration as TOML that `load` reads back to an equal tree."""
-    lines: list[str] = []
-    for section, values in config.model_dump(mode="json").items():
-        lines.append(f"[{section}]")
-        # TOML has no null: a setting that is None is left out, and None is its default.
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None]
-        lines.append("")
-    return "\n".join(lines)

@@ -16,7 +16,8 @@ from curator.errors import CuratorError
 from curator.ingest.report import import_files
 from curator.pool import Pool
 from curator.schema import Problem, batch_to_bytes, problems_to_batch
-from stream_grpo.config import Config, missing_files, to_toml
+from stream_grpo.config import Config
+from stream_grpo.config_file import missing_files, to_toml
 from stream_grpo.errors import ConfigError
 from stream_grpo.parts import HELDOUT_FILE
 from stream_grpo.rewards.score import Scorer

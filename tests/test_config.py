@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_grpo.config import Config, load, parse, to_toml
+from stream_grpo.config import Config
+from stream_grpo.config_file import load, parse, to_toml
 from stream_grpo.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))

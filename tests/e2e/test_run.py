@@ -15,7 +15,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from stream_grpo.config import load
+from stream_grpo.config_file import load
 from tests.e2e.conftest import COMMAND, Live, Run
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

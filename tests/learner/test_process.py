@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from curator.wire import Client, Server
-from stream_grpo.config import Config, parse
+from stream_grpo.config import Config
+from stream_grpo.config_file import parse
 from stream_grpo.errors import StallError
 from stream_grpo.learner.process import LearnerProcess
 from stream_grpo.metrics import MetricsLog, MetricsReader

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from stream_grpo.config import Config, parse
+from stream_grpo.config import Config
+from stream_grpo.config_file import parse
 from stream_grpo.sampler.environment import environment
 
 pytestmark = pytest.mark.engine

@@ -15,7 +15,7 @@ import torch
 from curator.client import Curator
 from curator.schema import Pick, Problem, batch_to_bytes, picks_to_batch
 from curator.wire import Client, Server
-from stream_grpo.config import parse
+from stream_grpo.config_file import parse
 from stream_grpo.errors import ProbeError, StallError
 from stream_grpo.rewards.score import Scorer
 from stream_grpo.sampler.process import SamplerProcess

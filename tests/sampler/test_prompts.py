@@ -14,7 +14,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from curator.schema import Problem
-from stream_grpo.config import Config, parse
+from stream_grpo.config import Config
+from stream_grpo.config_file import parse
 from stream_grpo.sampler.prompts import PromptRefused, Prompts, end_token_ids
 
 BEGIN, END = 0, 1

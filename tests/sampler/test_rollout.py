@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from curator.schema import Problem
-from stream_grpo.config import Config, parse
+from stream_grpo.config import Config
+from stream_grpo.config_file import parse
 from stream_grpo.sampler.rollout import (
     GroupInProgress,
     config_hash,

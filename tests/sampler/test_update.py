@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from stream_grpo.config import Config, parse
+from stream_grpo.config import Config
+from stream_grpo.config_file import parse
 from stream_grpo.errors import ProbeError
 from stream_grpo.sampler.update import Updater
 from stream_grpo.types import GenerationRequest, PolicyVersion
