@@ -35,6 +35,15 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class Positioned:
+    """The answer to `post_position`."""
+
+    id: str
+    next_sequence: int
+    durable_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The answer to something the curator refuses."""
 
@@ -97,7 +106,11 @@ class Curator:
         """Report without waiting; `poll` gives Reported under the returned id. Raises WireError without credit."""
         return self._client.post("report", {}, (_outcome_bytes(outcomes),))
 
-    def poll(self, timeout_s: float = 0.0) -> list[Picked | Reported | Refused]:
+    def post_position(self) -> str:
+        """Ask without waiting; `poll` gives Positioned under the returned id. Raises WireError without credit."""
+        return self._client.post("position")
+
+    def poll(self, timeout_s: float = 0.0) -> list[Picked | Reported | Positioned | Refused]:
         """Answers to what was posted that have arrived, waiting up to `timeout_s` for the first."""
         return [_answer(message) for message in self._client.poll(timeout_s)]
 
@@ -109,13 +122,15 @@ class Curator:
         self._client.close()
 
 
-def _answer(message: Message) -> Picked | Reported | Refused:
+def _answer(message: Message) -> Picked | Reported | Positioned | Refused:
     if message.kind == ERROR:
         return Refused(message.id, str(message.fields["reason"]))
     if message.kind == "picks":
         return Picked(message.id, _picks(message))
     if message.kind == "reported":
         return Reported(message.id, int(message.fields["next_sequence"]))
+    if message.kind == "position":
+        return Positioned(message.id, int(message.fields["next_sequence"]), int(message.fields["durable_sequence"]))
     raise WireError(f"curator answered with unknown kind '{message.kind}'")
 
 

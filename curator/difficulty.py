@@ -99,13 +99,10 @@ class SlidingRate:
         self.num_scored_P[index] += num_scored
         self.last_step_P[index] = step
 
-    def apply(self, index: int, outcome: Outcome) -> bool:
-        """Learn from one outcome of the problem at `index`; False where it says nothing of the problem."""
-        if not counts(outcome):
-            return False
+    def apply(self, index: int, outcome: Outcome) -> None:
+        """Learn from one outcome, one that `counts`, of the problem at `index`."""
         num_scored = outcome.num_passed + outcome.num_failed
         self.update(index, outcome.mean_reward, num_scored=num_scored, step=outcome.max_step)
-        return True
 
 
 def counts(outcome: Outcome) -> bool:

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import warnings
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import cached_property
@@ -25,6 +26,9 @@ from curator.schema import OUTCOME_SCHEMA, PROBLEM_SCHEMA, Problem, problem_from
 # LanceDB's own log would print warnings into every terminal; the level is read at import.
 os.environ.setdefault("LANCE_LOG", "error")
 import lancedb
+
+# A child that only runs another program, as Ray's processes do, uses nothing of LanceDB.
+warnings.filterwarnings("ignore", message="lancedb fork support is experimental", category=RuntimeWarning)
 
 CREATE_BATCH_ROWS = 4096
 COMPACT_EVERY = 50

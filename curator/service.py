@@ -12,6 +12,7 @@ What is malformed or refused is answered with the reason, and the service goes o
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from curator.wire import Message, Server
 RECEIVE_TIMEOUT_S = 0.1
 """How late a stop may be noticed."""
 MAX_GROUPS_PER_CALL = 65536
+_STATUS_EVERY_S = 1.0
 
 
 class Answer(NamedTuple):
@@ -50,8 +52,9 @@ class CuratorService:
         unseen_rate: float = 0.5,
         flush_outcomes: int = 512,
         seed: int = 0,
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Rebuild the state from the pool and bind; `server` is one, or the address to bind.
+        """Rebuild the state from the pool and bind; `server` is one, or the address to bind. `timer`: seconds.
 
         Raises PoolError where the pool's outcomes have gaps, WireError where the address is taken.
         """
@@ -77,10 +80,12 @@ class CuratorService:
             "flush": self._flush,
         }
         self.num_refused = 0
+        self._timer, self._next_status_at = timer, 0.0
+        self._status = self.curation.stats()
 
     def status(self) -> dict[str, Any]:
-        """The curation's state in figures."""
-        return self.curation.stats()
+        """The curation's state in figures, as of the last second; may be called from any thread."""
+        return self._status
 
     def run(self, stop: threading.Event) -> None:
         """Answer until `stop` is set, then flush and close socket and pool.
@@ -89,6 +94,7 @@ class CuratorService:
         """
         try:
             while not stop.is_set():
+                self._refresh_status()
                 request = self._server.receive(RECEIVE_TIMEOUT_S)
                 if request is None:
                     continue
@@ -99,10 +105,18 @@ class CuratorService:
                     self.num_refused += 1
                     self._server.refuse(request, _reason(error))
                 else:
-                    self._server.reply(request, answer.kind, answer.fields, answer.body)
+                    # Picks are the same when they are asked for again, and may be large.
+                    is_small = answer.kind != "picks"
+                    self._server.reply(request, answer.kind, answer.fields, answer.body, remember=is_small)
         finally:
             self._server.close()
             self.curation.close()
+            self._status = self.curation.stats()
+
+    def _refresh_status(self) -> None:
+        now = self._timer()
+        if now >= self._next_status_at:
+            self._status, self._next_status_at = self.curation.stats(), now + _STATUS_EVERY_S
 
     def answer(self, message: Message) -> Answer:
         """The answer to one question. Raises ValueError for a malformed one, CuratorError for a refused one."""

@@ -2,8 +2,9 @@
 
 One `Server` (ROUTER) answers many `Client`s (DEALER). Every message has an id; every message is answered; a client
 sends an unanswered one again, and a server answers a repeat with the answer it gave, so that neither a lost frame nor
-a restarted server loses or doubles anything. A client may have as many unanswered messages as the server granted it
-credits: ZeroMQ's own high-water mark is no exact bound.
+a restarted server loses or doubles anything. An answer that is large and that the application can give again, the
+server need not remember: a repeat is then asked anew. A client may have as many unanswered messages as the server
+granted it credits: ZeroMQ's own high-water mark is no exact bound.
 
 A server bound to anything but loopback needs CURVE keys.
 """
@@ -22,6 +23,8 @@ import zmq
 
 PROTOCOL = 1
 ERROR = "error"
+MAX_RESEND_S = 10.0
+"""An unanswered message is sent again at least this often."""
 
 
 class WireError(Exception):
@@ -158,11 +161,24 @@ class Server:
             return Request(sender, message)
 
     def reply(
-        self, request: Request, kind: str, fields: Mapping[str, Any] | None = None, body: Sequence[bytes] = ()
+        self,
+        request: Request,
+        kind: str,
+        fields: Mapping[str, Any] | None = None,
+        body: Sequence[bytes] = (),
+        *,
+        remember: bool = True,
     ) -> None:
-        """Answer a request; the answer is also kept for repeats."""
+        """Answer a request.
+
+        The answer is kept for repeats, or not: then `receive` gives a repeat as a new request, which must do no harm.
+        """
         answer = _encode(Message(kind, fields or {}, tuple(body), request.message.id), self._credits)
-        self._answers[(request.sender, request.message.id)] = answer
+        key = (request.sender, request.message.id)
+        if remember:
+            self._answers[key] = answer
+        else:
+            self._answers.pop(key, None)
         self._socket.send_multipart([request.sender, *answer])
 
     def refuse(self, request: Request, reason: str) -> None:
@@ -182,13 +198,25 @@ class Server:
         self._context.term()
 
 
+@dataclass(slots=True)
+class _Unanswered:
+    message: Message
+    again_at: float
+    pause_s: float
+
+
 class Client:
     """Asks one server. Not for several threads."""
 
     def __init__(
         self, address: str, *, name: str, peer: str = "server", keys: Keys | None = None, resend_s: float = 2.0
     ) -> None:
-        """Connect. `name` and `peer` appear in errors; `resend_s`: an unanswered message is sent again after it."""
+        """Connect. `name` and `peer` appear in errors.
+
+        An unanswered message is sent again after `resend_s`, then after twice that, and so on, at most MAX_RESEND_S: a
+        server that withholds an answer by design is not flooded with bodies. A server that restarts has every message
+        younger than `resend_s` within `resend_s`, and all others within MAX_RESEND_S.
+        """
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -201,7 +229,7 @@ class Client:
             self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
         self._socket.connect(address)
         self._name, self._peer, self._resend_s = name, peer, resend_s
-        self._unanswered: OrderedDict[str, tuple[float, Message]] = OrderedDict()
+        self._unanswered: OrderedDict[str, _Unanswered] = OrderedDict()
         self._arrived: OrderedDict[str, Message] = OrderedDict()
         self._num_sent = 0
         self.credits = 1
@@ -229,7 +257,7 @@ class Client:
     def _send(self, kind: str, fields: Mapping[str, Any] | None, body: Sequence[bytes]) -> str:
         self._num_sent += 1
         message = Message(kind, fields or {}, tuple(body), str(self._num_sent))
-        self._unanswered[message.id] = (time.monotonic(), message)
+        self._unanswered[message.id] = _Unanswered(message, time.monotonic() + self._resend_s, self._resend_s)
         self._socket.send_multipart(_encode(message))
         return message.id
 
@@ -271,10 +299,11 @@ class Client:
                 self.credits = credits
             wait_ms = 0
         now = time.monotonic()
-        for message_id, (sent_at, message) in list(self._unanswered.items()):
-            if now - sent_at >= self._resend_s:
-                self._unanswered[message_id] = (now, message)
-                self._socket.send_multipart(_encode(message))
+        for waiting in self._unanswered.values():
+            if now >= waiting.again_at:
+                waiting.pause_s = min(2 * waiting.pause_s, MAX_RESEND_S)
+                waiting.again_at = now + waiting.pause_s
+                self._socket.send_multipart(_encode(waiting.message))
 
     def close(self) -> None:
         """Close at once; unanswered messages are the caller's to send again."""

@@ -55,9 +55,7 @@ def _load(file: Path | None, resume: Path | None, overrides: list[str]) -> Confi
     if resume is None:
         assert file is not None
         return config_file.load(file, overrides)
-    return config_file.load(
-        resume / "config.toml", [*overrides, f"run.name={resume.name}", f"run.root={resume.parent}"]
-    )
+    return config_file.load_run(resume.resolve(), overrides)
 
 
 @app.command("eval")

@@ -20,13 +20,24 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
 
     Raises ConfigError with the file, the key, the value, the reason and what would be right.
     """
+    return parse(with_overrides(_read(path), overrides), source=str(path))
+
+
+def load_run(run_dir: Path, overrides: Iterable[str] = ()) -> Config:
+    """The configuration that a run folder was begun with, for the folder as it is called now, with overrides."""
+    path = run_dir / "config.toml"
+    tree = with_overrides(_read(path), overrides)
+    tree.setdefault("run", {}).update(name=run_dir.name, root=str(run_dir.parent))
+    return parse(tree, source=str(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
-    return parse(with_overrides(tree, overrides), source=str(path))
 
 
 def with_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -81,14 +92,29 @@ def _names(section: list[str]) -> list[str]:
     return list(model.model_fields)
 
 
+def missing_model(config: Config) -> list[str]:
+    """What is missing of the model folder."""
+    path = config.model.path
+    return [] if (path / "config.json").exists() else [f"model.path = {path}: no config.json"]
+
+
 def missing_files(config: Config) -> list[str]:
-    """What the run needs on disk and does not find."""
-    missing = (
-        [] if (config.model.path / "config.json").exists() else [f"model.path = {config.model.path}: no config.json"]
-    )
+    """What a new run needs on disk and does not find."""
+    missing = missing_model(config)
     for name, files in (("pool.files", config.pool.files), ("evaluation.files", config.evaluation.files)):
         missing += [f"{name}: {file}" for file in files if not file.exists()]
     return missing
+
+
+def differences(config: Config, other: Config) -> list[str]:
+    """The settings in which a configuration differs from another, as `section.name = new (was old)`."""
+    new, old = config.model_dump(mode="json"), other.model_dump(mode="json")
+    return [
+        f"{section}.{name} = {value!r} (was {old[section][name]!r})"
+        for section, values in new.items()
+        for name, value in values.items()
+        if value != old[section][name]
+    ]
 
 
 def to_toml(config: Config) -> str:
@@ -97,6 +123,8 @@ def to_toml(config: Config) -> str:
     for section, values in config.model_dump(mode="json").items():
         lines.append(f"[{section}]")
         # TOML has no null: a setting that is None is left out, and None is its default.
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None]
+        lines += [
+            f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items() if value is not None
+        ]
         lines.append("")
     return "\n".join(lines)

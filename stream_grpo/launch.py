@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stream_grpo import parts
 from stream_grpo.config import Config
@@ -21,6 +23,8 @@ from stream_grpo.errors import StallError, StreamGrpoError
 
 BUILD_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 8.0
+MIN_STOP_S = 0.3
+"""What the last part to stop gets where others have used up the time."""
 
 
 @ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)
@@ -64,8 +68,12 @@ class Placed:
     arguments: dict[str, Any]
     restarts_left: int
     handle: Any = None
+    building: Any = None
+    """Ray reference of its builder, until that is done."""
     running: Any = None
-    """Ray reference of its loop."""
+    """Ray reference of its loop, while it runs."""
+    is_wanted: bool = False
+    """Whether its loop is to run as soon as it is built."""
     address: str = ""
     pid: int = 0
     last_status: dict[str, Any] = field(default_factory=dict)
@@ -82,73 +90,76 @@ class Launcher:
 
     def __init__(self, config: Config, say: Callable[[str], None]) -> None:
         self._config, self._say = config, say
-        self._log_dir = config.run_dir.resolve() / "logs"
+        self._log_dir = config.run_dir / "logs"
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        self.parts: dict[str, Placed] = {}
+        self._parts: dict[str, Placed] = {}
 
     def place(self, name: str, kind: str, *, restarts: int = 0, **arguments: Any) -> None:
         """Start the process and let it build its part; `built` waits for that."""
-        placed = Placed(name=name, kind=kind, arguments=arguments, restarts_left=restarts)
-        self.parts[name] = placed
-        self._start(placed)
+        self._parts[name] = Placed(name=name, kind=kind, arguments=arguments, restarts_left=restarts)
+        self._start(self._parts[name])
 
     def _start(self, placed: Placed) -> None:
         resources = parts.RESOURCES[placed.kind](self._config)
         placed.handle = Host.options(  # type: ignore[attr-defined]
-            name=f"{self._config.run.name}/{placed.name}",
             num_cpus=resources.num_cpus,
             num_gpus=resources.num_gpus,
             runtime_env={"env_vars": resources.environment},
+            # All parts speak over loopback.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
         ).remote(placed.name, self._log_dir)
         arguments = dict(placed.arguments)
         if placed.address:
             arguments["bind"] = placed.address  # peers find a restarted server where it was
-        placed.running = placed.handle.build.remote(placed.kind, self._config, arguments)
+        placed.running = None
+        placed.building = placed.handle.build.remote(placed.kind, self._config, arguments)
 
     def built(self, name: str) -> str:
-        """Wait until a part is built; returns its address."""
-        placed = self.parts[name]
+        """Wait until a part is built; returns its address. Raises RunFailed, StallError."""
+        placed = self._parts[name]
         try:
-            facts = ray.get(placed.running, timeout=BUILD_TIMEOUT_S)
+            if placed.building:
+                self._take_built(placed, ray.get(placed.building, timeout=BUILD_TIMEOUT_S))
         except GetTimeoutError:
             raise StallError(f"{name} was not ready within {BUILD_TIMEOUT_S:.0f} s; see {self._log_dir}") from None
         except RayError as error:
             raise RunFailed(self._explain(placed, error)) from None
-        placed.address, placed.pid = facts["address"], facts["pid"]
         return placed.address
+
+    def _take_built(self, placed: Placed, facts: Mapping[str, Any]) -> None:
+        placed.address, placed.pid, placed.building = facts["address"], facts["pid"], None
 
     def run(self, *names: str) -> None:
         """Start the loops of parts that are built."""
         for name in names:
-            self.parts[name].running = self.parts[name].handle.run.remote()
+            self._parts[name].is_wanted = True
+            self._parts[name].running = self._parts[name].handle.run.remote()
 
-    def result(self, name: str) -> Any:
-        """Wait for a loop to end by itself and return what it returned."""
-        placed = self.parts[name]
-        try:
-            return ray.get(placed.running)
-        except RayError as error:
-            raise RunFailed(self._explain(placed, error)) from None
-
-    def supervise(self, until: str, every_s: float, each_turn: Callable[[], None]) -> None:
-        """Watch all running parts until the loop of `until` ends; start again what dies.
+    def supervise(self, until: str, every_s: float, each_turn: Callable[[], None]) -> Any:
+        """Watch all parts until the loop of `until` ends, and return what it returned; start again what dies.
 
         Raises RunFailed when a part cannot be started again.
         """
         while True:
-            loops = {placed.running: placed for placed in self.parts.values()}
-            ended, _ = ray.wait(list(loops), num_returns=1, timeout=every_s)
+            watched = {placed.running or placed.building: placed for placed in self._parts.values()}
+            watched.pop(None, None)  # built, and waiting for its turn
+            ended, _ = ray.wait(list(watched), num_returns=1, timeout=every_s)
             each_turn()
             for reference in ended:
-                placed = loops[reference]
+                placed = watched[reference]
                 try:
-                    ray.get(reference)
+                    result = ray.get(reference)
                 except RayError as error:
                     self._restart(placed, error)
                     continue
-                if placed.name == until:
-                    return
-                raise RunFailed(f"{placed.name} ended before {until} did")
+                if placed.building:
+                    self._take_built(placed, result)
+                    if placed.is_wanted:
+                        self.run(placed.name)
+                elif placed.name == until:
+                    return result
+                else:
+                    raise RunFailed(f"{placed.name} ended before {until} did")
 
     def _restart(self, placed: Placed, error: RayError) -> None:
         cause = self._explain(placed, error)
@@ -162,38 +173,51 @@ class Launcher:
         placed.last_status = {}
         kill(placed.handle)
         self._start(placed)
-        self.built(placed.name)
-        self.run(placed.name)
+
+    def address(self, name: str) -> str:
+        """Where others connect to a part."""
+        return self._parts[name].address
 
     def status(self, name: str) -> dict[str, Any]:
         """A part's account of itself; the last known one where it does not answer."""
-        placed = self.parts[name]
-        with suppress(RayError):  # a part that died is dealt with by `supervise`
-            placed.last_status = ray.get(placed.handle.status.remote(), timeout=5.0)
+        placed = self._parts[name]
+        # A part that died is dealt with by `supervise`; one that is being built has nothing to tell.
+        if placed.running:
+            with suppress(RayError):
+                placed.last_status = ray.get(placed.handle.status.remote(), timeout=5.0)
         return placed.last_status
 
     def statuses(self, name: str) -> list[dict[str, Any]]:
         """The last account of every incarnation of a part, the present one included."""
-        return [*self.parts[name].earlier, self.status(name)]
+        return [*self._parts[name].earlier, self.status(name)]
 
     def stop(self, *names: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Ask the loops to end, in the order given, each with its share of the time; then end the processes."""
+        """Ask the loops to end, in the order given, within one deadline for all; then end the processes."""
+        deadline = time.monotonic() + timeout_s
         for name in names:
-            placed = self.parts.pop(name, None)
+            placed = self._parts.pop(name, None)
             if placed is None:
                 continue
+            left_s = max(MIN_STOP_S, deadline - time.monotonic())
             try:
-                ray.get(placed.handle.stop.remote(), timeout=timeout_s)
-                ray.wait([placed.running], timeout=timeout_s)
+                if placed.running:
+                    ray.get(placed.handle.stop.remote(), timeout=left_s)
+                    if not ray.wait([placed.running], timeout=left_s)[0]:
+                        self._say(f"{name} did not end within {left_s:.1f} s and is killed")
             except RayError as error:
                 self._say(f"{name}: {type(error).__name__} while stopping")
             kill(placed.handle)
 
+    def stop_all(self) -> None:
+        """Stop everything: the learner first, whose checkpoint the buffer must note; servers last."""
+        order = {"learner": 0, "sampler": 1, "evaluation": 1, "buffer": 2, "curator": 3}
+        self.stop(*sorted(self._parts, key=lambda name: order[self._parts[name].kind]))
+
     def _explain(self, placed: Placed, error: RayError) -> str:
+        log = self._log_dir / f"{placed.name}.log"
         if isinstance(error, RayTaskError):
-            cause = error.cause
-            return f"{placed.name} failed: {type(cause).__name__}: {cause} (log: {self._log_dir / placed.name}.log)"
-        return f"{placed.name} died (process {placed.pid}; log: {self._log_dir / placed.name}.log)"
+            return f"{placed.name} failed: {type(error.cause).__name__}: {error.cause} (log: {log})"
+        return f"{placed.name} died (process {placed.pid}; log: {log})"
 
 
 def kill(handle: Any) -> None:

@@ -6,6 +6,7 @@ by its builder alone, so that no process loads what it does not use.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from stream_grpo.sampler.environment import environment as sampler_environment
 
 LOOPBACK = "tcp://127.0.0.1:*"
 HELDOUT_FILE = "heldout.arrow"
+MANIFEST_FILE = "manifest.json"
 
 
 class Part(Protocol):
@@ -62,19 +64,29 @@ def build_curator(config: Config, bind: str = LOOPBACK) -> Part:
 
 def build_buffer(config: Config, curator: str, bind: str = LOOPBACK) -> Part:
     """The buffer on the run's journal; `curator` is an address."""
+    from curator.client import Curator
     from stream_grpo.buffer.process import BufferProcess, credits_for
 
     credits = credits_for(config.stream)
     server = Server(bind, credits=credits, max_message_bytes=config.buffer.max_message_bytes, remembered=4 * credits)
     return BufferProcess(
         server,
-        Client(curator, name="buffer", peer="curator"),
+        Curator(curator, name="buffer"),
         directory=config.run_dir / "journal",
         stream=config.stream,
         buffer=config.buffer,
         seed=config.run.seed,
+        vocab_size=_vocab_size(config.model.path),
+        config_hash=json.loads((config.run_dir / MANIFEST_FILE).read_text())["group_config_hash"],
         signal_tolerance=config.algo.signal_tolerance,
     )
+
+
+def _vocab_size(model_dir: Path) -> int | None:
+    """Of the model's logits, as its configuration says; None where it does not."""
+    plain = json.loads((model_dir / "config.json").read_text())
+    found: int | None = plain.get("vocab_size", plain.get("text_config", {}).get("vocab_size"))
+    return found
 
 
 def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str) -> Part:

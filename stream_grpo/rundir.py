@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -17,10 +18,13 @@ from curator.ingest.report import import_files
 from curator.pool import Pool
 from curator.schema import Problem, batch_to_bytes, problems_to_batch
 from stream_grpo.config import Config
-from stream_grpo.config_file import missing_files, to_toml
+from stream_grpo.config_file import differences, load_run, missing_files, missing_model, to_toml
 from stream_grpo.errors import ConfigError
-from stream_grpo.parts import HELDOUT_FILE
-from stream_grpo.rewards.score import Scorer
+from stream_grpo.parts import HELDOUT_FILE, MANIFEST_FILE
+from stream_grpo.rewards.score import Scorer, rewards_version
+from stream_grpo.rewards.verifiers import VERIFIERS
+from stream_grpo.sampler.prompts import PromptRefused, Prompts
+from stream_grpo.sampler.rollout import config_hash
 
 LIBRARIES = (
     "deepspeed",
@@ -36,6 +40,11 @@ LIBRARIES = (
     "vllm",
 )
 
+MAX_SHOWN = 5
+"""Refused prompts that are shown one by one."""
+RESUMED_KEYS = ("started_at_s", "config_sha256", "group_config_hash", "python", "libraries")
+"""What the manifest notes of every later start."""
+
 
 def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Config:
     """Make the folder of a new run, or check that of one to resume; returns the configuration with absolute paths.
@@ -43,28 +52,38 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
     Raises ConfigError for what is missing, in the way, or refused.
     """
     config = with_absolute_paths(config)
-    if missing := missing_files(config):
+    if missing := missing_model(config) if resume else missing_files(config):
         raise ConfigError("\n".join(missing))
     if resume:
-        _check_resumable(config)
-        (config.run_dir / "config.toml").write_text(to_toml(config))
+        _take_up(config, say)
         return config
     if config.run_dir.exists():
         raise ConfigError(f"{config.run_dir} exists: choose another run.name, or go on with --resume {config.run_dir}")
-    problems, heldout = read_problems(config, say)
+    prompts = Prompts(config)
+    problems, heldout = read_problems(config, prompts, say)
     (config.run_dir / "logs").mkdir(parents=True)
     pool = Pool.create(config.run_dir / "pool", problems)
     (config.run_dir / HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout)))
-    write_json(config.run_dir / "manifest.json", _manifest(config, pool.fingerprint()))
+    write_json(config.run_dir / MANIFEST_FILE, _manifest(config, pool.fingerprint(), prompts))
     # Last: a folder with a config.toml is a whole one.
     (config.run_dir / "config.toml").write_text(to_toml(config))
     return config
 
 
-def _check_resumable(config: Config) -> None:
-    fingerprint = json.loads((config.run_dir / "manifest.json").read_text())["pool_fingerprint"]
-    if Pool.open(config.run_dir / "pool").fingerprint() != fingerprint:
-        raise ConfigError(f"{config.run_dir / 'pool'}: not the pool that this run began with")
+def _take_up(config: Config, say: Callable[[str], None]) -> None:
+    """Check that a run can go on, say which settings are new, and note it in the manifest."""
+    manifest = json.loads((config.run_dir / MANIFEST_FILE).read_text())
+    pool = Pool.open(config.run_dir / "pool")
+    if pool.fingerprint() != manifest["pool_fingerprint"]:
+        raise ConfigError(f"{pool.path}: not the pool that this run began with")
+    if _model_hashes(config) != manifest["model_sha256"]:
+        raise ConfigError(f"{config.model.path}: not the model that this run began with")
+    for difference in differences(config, load_run(config.run_dir)):
+        say(f"changed: {difference}")
+    now = _manifest(config, pool.fingerprint(), Prompts(config))
+    manifest["resumed"] = [*manifest["resumed"], {key: now[key] for key in RESUMED_KEYS}]
+    write_json(config.run_dir / MANIFEST_FILE, manifest | {"group_config_hash": now["group_config_hash"]})
+    (config.run_dir / "config.toml").write_text(to_toml(config))
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -83,12 +102,12 @@ def with_absolute_paths(config: Config) -> Config:
     )
 
 
-def read_problems(config: Config, say: Callable[[str], None]) -> tuple[list[Problem], list[Problem]]:
+def read_problems(config: Config, prompts: Prompts, say: Callable[[str], None]) -> tuple[list[Problem], list[Problem]]:
     """The problems to train on, none of them held out, and those to evaluate. Raises ConfigError."""
     if not config.pool.files:
         raise ConfigError("pool.files: none given; a run needs problems")
-    problems = read_files(config, config.pool.files, say)
-    heldout = choose_heldout(config, say) if config.evaluation.num_problems else []
+    problems = read_files(config, config.pool.files, prompts, say)
+    heldout = choose_heldout(config, prompts, say) if config.evaluation.num_problems else []
     held = {_content(problem) for problem in heldout}
     kept = [problem for problem in problems if _content(problem) not in held]
     if len(kept) < len(problems):
@@ -98,8 +117,11 @@ def read_problems(config: Config, say: Callable[[str], None]) -> tuple[list[Prob
     return kept, heldout
 
 
-def read_files(config: Config, files: Sequence[Path], say: Callable[[str], None]) -> list[Problem]:
-    """Problems from files, with a line of report; unknown verifiers are refused. Raises ConfigError."""
+def read_files(config: Config, files: Sequence[Path], prompts: Prompts, say: Callable[[str], None]) -> list[Problem]:
+    """Problems from files, with a report; unknown verifiers and too many unusable prompts are refused.
+
+    Raises ConfigError.
+    """
     try:
         report = import_files(
             files, default_verifier=config.pool.verifier, max_refused_share=config.pool.max_refused_share
@@ -111,14 +133,37 @@ def read_files(config: Config, files: Sequence[Path], say: Callable[[str], None]
     say(f"{names}: {report.num_rows} rows, {report.num_kept} kept, {report.num_duplicates} duplicates")
     for refusal in report.refusals():
         say(f"  {refusal}")
-    return report.problems
+    return _with_usable_prompts(config, report.problems, prompts, say)
 
 
-def choose_heldout(config: Config, say: Callable[[str], None]) -> list[Problem]:
+def _with_usable_prompts(
+    config: Config, problems: Sequence[Problem], prompts: Prompts, say: Callable[[str], None]
+) -> list[Problem]:
+    """The problems whose prompts can be sampled, counted after the template. Raises ConfigError for too many others."""
+    usable: list[Problem] = []
+    refusals: list[str] = []
+    for problem in problems:
+        try:
+            prompts.token_ids(problem)
+        except PromptRefused as refusal:
+            refusals.append(str(refusal))
+        else:
+            usable.append(problem)
+    for reason in refusals[:MAX_SHOWN]:
+        say(f"  refused: {reason}")
+    if len(refusals) > config.pool.max_refused_share * len(problems):
+        raise ConfigError(
+            f"{len(refusals)} of {len(problems)} prompts cannot be sampled, first: {refusals[0]}; "
+            f"pool.max_refused_share allows {config.pool.max_refused_share:.0%}"
+        )
+    return usable
+
+
+def choose_heldout(config: Config, prompts: Prompts, say: Callable[[str], None]) -> list[Problem]:
     """The problems to evaluate: a seeded subset, spread evenly over domains, where there are more than asked for."""
     if not config.evaluation.files:
         return []
-    problems = read_files(config, config.evaluation.files, say)
+    problems = read_files(config, config.evaluation.files, prompts, say)
     rng = np.random.default_rng([config.run.seed, 1])
     by_domain: dict[str, list[Problem]] = {}
     for index in rng.permutation(len(problems)):
@@ -141,18 +186,25 @@ def _content(problem: Problem) -> str:
     return " ".join(text.split())
 
 
-def _manifest(config: Config, pool_fingerprint: str) -> dict[str, Any]:
+def _manifest(config: Config, pool_fingerprint: str, prompts: Prompts) -> dict[str, Any]:
     """What makes the run repeatable."""
-    model_files = sorted(path for path in config.model.path.iterdir() if path.is_file())
     return {
+        "started_at_s": time.time(),
         "schema_version": 1,
         "seed": config.run.seed,
         "config_sha256": hashlib.sha256(to_toml(config).encode()).hexdigest(),
         "pool_fingerprint": pool_fingerprint,
-        "model_sha256": {path.name: _sha256(path) for path in model_files},
+        # Every group carries this hash of what its prompts, samples and rewards mean.
+        "group_config_hash": config_hash(config, prompts.fingerprint, rewards_version(VERIFIERS)),
+        "model_sha256": _model_hashes(config),
         "python": platform.python_version(),
         "libraries": {name: version for name in LIBRARIES if (version := _version(name))},
+        "resumed": [],
     }
+
+
+def _model_hashes(config: Config) -> dict[str, str]:
+    return {path.name: _sha256(path) for path in sorted(config.model.path.iterdir()) if path.is_file()}
 
 
 def _sha256(path: Path) -> str:

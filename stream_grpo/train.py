@@ -16,12 +16,14 @@ from typing import Any
 from curator.wire import Client
 from stream_grpo.config import Config
 from stream_grpo.console import Console
+from stream_grpo.errors import StallError, StreamGrpoError
 from stream_grpo.evaluation import ProblemScore, as_dicts, paired_rise, summarize
 from stream_grpo.launch import Launcher, ray_session
 from stream_grpo.metrics import MetricsLog, MetricsReader, WandbSink
 from stream_grpo.parts import Evaluation
 from stream_grpo.rundir import choose_heldout, prepare, with_absolute_paths, write_json
 from stream_grpo.sampler.environment import environment
+from stream_grpo.sampler.prompts import Prompts
 from stream_grpo.transport.channels import read_ledger
 
 POLL_S = 0.2
@@ -40,9 +42,12 @@ def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
         try:
             summary = run.go(begun)
         except KeyboardInterrupt:
-            run.stop_early()
+            run.stop_all()
             console.say(f"stopped; go on with: stream-grpo train --resume {config.run_dir}")
             raise SystemExit(130) from None
+        except StreamGrpoError:
+            run.stop_all()
+            raise
     write_json(config.run_dir / "summary.json", summary)
     console.summary(summary)
     return summary
@@ -54,10 +59,12 @@ class TrainingRun:
     def __init__(self, config: Config, console: Console, *, resume: bool) -> None:
         self._config, self._console, self._resume = config, console, resume
         self._reader = MetricsReader(config.run_dir)
-        # A resumed run has shown its earlier steps already.
-        self._ignored_lines = len(list(self._reader.new_lines()))
+        self._ages = AgeAccount()
+        for line in self._reader.new_lines():  # a resumed run has shown its earlier steps already
+            self._ages.add(line)
         self._metrics = MetricsLog(config.run_dir, "launcher")
         self._next_status_at = 0.0
+        self._seen, self._seen_at = "", time.monotonic()
         self._launcher = Launcher(config, console.say)
         self._samplers = [f"sampler-{i}" for i in range(config.sampler.num_samplers)]
         self._wandb = WandbSink(
@@ -103,7 +110,7 @@ class TrainingRun:
         self._launcher.place(name, "evaluation", model_dir=model_dir)
         self._launcher.built(name)
         self._launcher.run(name)
-        scores: list[ProblemScore] = self._launcher.result(name)
+        scores: list[ProblemScore] = self._launcher.supervise(name, POLL_S, lambda: None)
         self._launcher.stop(name)
         write_json(kept, [asdict(score) for score in scores])
         self._console.scores(self._scores(scores), title=f"held-out pass@1 {when} training")
@@ -119,6 +126,7 @@ class TrainingRun:
 
     def _each_turn(self) -> None:
         for line in self._reader.new_lines():
+            self._ages.add(line)
             if line["event"] == "step":
                 self._console.step(line, self._config.run.num_steps)
                 self._wandb.log(line["step"], line)
@@ -128,25 +136,43 @@ class TrainingRun:
         if now < self._next_status_at:
             return
         self._next_status_at = now + STATUS_EVERY_S
-        for name in (*self._samplers, "buffer", "curator"):
-            self._metrics.write("status", {"part": name, **self._launcher.status(name)})
+        statuses = {name: self._launcher.status(name) for name in (*self._samplers, "buffer", "curator")}
+        for name, status in statuses.items():
+            self._metrics.write("status", {"part": name, **status})
+        self._launcher.status("learner")
+        self._watch(f"learner at step {self._ages.step}, buffer {statuses['buffer'].get('ledger')}")
+
+    def _watch(self, seen: str) -> None:
+        """Raise StallError where neither step nor account has moved for twice the time after which a part gives up."""
+        now = time.monotonic()
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, now
+        elif now - self._seen_at > 2 * self._config.stream.stall_timeout_s:
+            raise StallError(f"nothing has moved for {now - self._seen_at:.0f} s: {seen}")
 
     def _end(self) -> dict[str, Any]:
         """Stop in order, and gather what the summary says of the loop."""
         launcher = self._launcher
-        statuses = [status for name in self._samplers for status in launcher.statuses(name)]
+        samplers = [launcher.statuses(name) for name in self._samplers]
         now = time.time()
-        learner = launcher.status("learner")
+        learners = launcher.statuses("learner")
         launcher.stop(*self._samplers)
-        buffer = Client(launcher.parts["buffer"].address, name="launcher", peer="buffer")
+        buffer = Client(launcher.address("buffer"), name="launcher", peer="buffer")
         ledger = read_ledger(buffer)
         buffer.close()
         launcher.stop("learner", "buffer", "curator")
-        return _loop_facts(self._config, learner, statuses, ledger, sampled_after_s=now - learner["last_step_at"])
+        return {
+            "steps": self._ages.step,
+            **_loop_facts(learners, samplers, now),
+            **_account(ledger),
+            "age": {"max": self._ages.max, "mean": self._ages.mean},
+            "model_dir": str(self._config.run_dir / "model"),
+        }
 
-    def stop_early(self) -> None:
-        """Stop everything that runs: the learner first, since it writes a checkpoint that the buffer must note."""
-        self._launcher.stop("learner", *self._samplers, "buffer", "curator")
+    def stop_all(self) -> None:
+        """Stop everything that runs, in order."""
+        self._launcher.stop_all()
+        self._wandb.finish({})
 
     def _scores(self, scores: Sequence[ProblemScore]) -> dict[str, dict[str, Any]]:
         return as_dicts(summarize(scores, self._config.run.seed, self._config.evaluation.domains))
@@ -157,49 +183,74 @@ class TrainingRun:
         chosen = set(self._config.evaluation.domains) or {score.domain for score in before}
         headline = [[score for score in scores if score.domain in chosen] for scores in (before, after)]
         return {
+            "evaluation_tokens": sum(score.num_tokens for score in (*before, *after)),
             "heldout_before": self._scores(before),
             "heldout_after": self._scores(after),
             "heldout_rise": paired_rise(headline[0], headline[1], self._config.run.seed).as_dict(),
         }
 
 
-def _loop_facts(
-    config: Config,
-    learner: Mapping[str, Any],
-    samplers: Sequence[Mapping[str, Any]],
-    ledger: Mapping[str, Any],
-    sampled_after_s: float,
-) -> dict[str, Any]:
-    """Overlap and accounts of the loop.
+class AgeAccount:
+    """The policy ages of a run's learner steps, over all its starts."""
 
-    overlap = (busy sampler + busy learner - wall) / the smaller of the two; wall runs from the first engine step with
-    running requests to the end of the last learner step. What samplers did after that end is taken off as if they had
-    been busy all the time, which can only lower the overlap.
+    def __init__(self) -> None:
+        self.step = self.max = self._num_steps = 0
+        self._sum = 0.0
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Take a line of metrics; only learner steps count."""
+        if line["event"] == "step":
+            self.step = line["step"]
+            self.max = max(self.max, line["age_max"])
+            self._sum += line["age_mean"]
+            self._num_steps += 1
+
+    @property
+    def mean(self) -> float:
+        """Mean age of the trained groups: every step has as many."""
+        return self._sum / self._num_steps if self._num_steps else 0.0
+
+
+def _loop_facts(
+    learners: Sequence[Mapping[str, Any]], samplers: Sequence[Sequence[Mapping[str, Any]]], now: float
+) -> dict[str, Any]:
+    """Time and overlap of this start of the run, and what the probes found.
+
+    `learners` has a status for every incarnation of the learner, `samplers` the same for every sampler.
+    overlap = (busy sampler + busy learner - wall) / the smaller of the two, where the sampler is the mean of all; wall
+    runs from the first engine step with running requests to the end of the last learner step. What samplers did after
+    that end, until `now`, is taken off as if they had been busy all the time, which can only lower the overlap.
     """
-    first = min((status["first_busy_at"] for status in samplers if status.get("first_busy_at")), default=0.0)
-    wall_s = max(0.0, learner["last_step_at"] - first) if first else 0.0
-    sampler_s = max(0.0, sum(status.get("busy_s", 0.0) for status in samplers) - sampled_after_s)
-    learner_s = learner["busy_s"]
+    statuses = [status for incarnations in samplers for status in incarnations]
+    first = min((status["first_busy_at"] for status in statuses if status.get("first_busy_at")), default=0.0)
+    last = max((status["last_step_at"] for status in learners if status), default=0.0)
+    wall_s = last - first if first and last > first else 0.0
+    busy_s = sum(status.get("busy_s", 0.0) for status in statuses)
+    sampler_s = busy_s / len(samplers) - (now - last) if wall_s else 0.0
+    learner_s = sum(status.get("busy_s", 0.0) for status in learners)
     smaller = min(sampler_s, learner_s)
-    tokens = dict(ledger["tokens"])
-    gaps = [status["probe_gap"] for status in samplers if status.get("probe_gap")]
+    gaps = [status["probe_gap"] for status in statuses if status.get("probe_gap")]
     num_probed = sum(gap["num_tokens"] for gap in gaps)
     return {
-        "steps": learner["version"][1],
         "loop_wall_s": wall_s,
         "busy_s": {"sampler": sampler_s, "learner": learner_s},
-        "overlap": (sampler_s + learner_s - wall_s) / smaller if smaller else 0.0,
-        "tokens": tokens,
-        "trained_share": tokens["trained"] / tokens["generated"] if tokens["generated"] else 0.0,
-        "groups": dict(ledger["groups"]),
-        "age": {"max": learner["age_max"], "mean": learner["age_mean"]},
+        "overlap": (sampler_s + learner_s - wall_s) / smaller if smaller > 0 else 0.0,
         "probe_gap": {
             "max": max((gap["max"] for gap in gaps), default=0.0),
             "mean": sum(gap["mean"] * gap["num_tokens"] for gap in gaps) / num_probed if num_probed else 0.0,
             "num_tokens": num_probed,
         },
+    }
+
+
+def _account(ledger: Mapping[str, Any]) -> dict[str, Any]:
+    """Groups and tokens by fate, over all starts of the run."""
+    tokens = dict(ledger["tokens"])
+    return {
+        "tokens": tokens,
+        "trained_share": tokens["trained"] / tokens["generated"] if tokens["generated"] else 0.0,
+        "groups": dict(ledger["groups"]),
         "ledger_closes": bool(ledger["closes"]),
-        "model_dir": str(config.run_dir / "model"),
     }
 
 
@@ -207,7 +258,7 @@ def evaluate_model(config: Config, console: Console) -> dict[str, dict[str, Any]
     """Score `model.path` on `evaluation.files` in this process; returns the scores by domain. Raises ConfigError."""
     config = with_absolute_paths(config)
     os.environ.update(environment(config))
-    evaluation = Evaluation(config, choose_heldout(config, console.say))
+    evaluation = Evaluation(config, choose_heldout(config, Prompts(config), console.say))
     scores = evaluation.run(threading.Event())
     return as_dicts(summarize(scores, config.run.seed, config.evaluation.domains))
 

@@ -31,6 +31,7 @@ def make_rollout(
     end_reason: EndReason = EndReason.EOS,
     logprob: float = -0.5,
     seed: int = 0,
+    mixed_context_from: int | None = None,
 ) -> Rollout:
     """A rollout with ids 5, 6, 7, ... ; `version` is one for all response tokens, or one for each."""
     length = num_prompt + num_response
@@ -50,6 +51,7 @@ def make_rollout(
         end_reason=end_reason,
         seed=seed,
         reward=RewardResult(decision=decision, reward=reward, verifier="exact", verifier_version="1"),
+        mixed_context_from=mixed_context_from,
     )
 
 

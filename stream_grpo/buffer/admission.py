@@ -40,15 +40,13 @@ def admit(
 
 
 def _what_is_wrong(facts: GroupFacts, config_hash: str | None) -> str:
-    if config_hash is not None and facts.config_hash != config_hash:
-        return f"config changed: the group has {facts.config_hash}, the run {config_hash}"
+    if config_hash not in (None, facts.config_hash):
+        return config_changed(facts.config_hash, config_hash)
     if len(facts.rewards) < 2:
         return f"rollouts: {len(facts.rewards)} valid, a group needs 2"
     if not all(math.isfinite(reward) for reward in facts.rewards):
         return f"rewards: not finite: {facts.rewards}"
-    if not facts.has_finite_logprobs:
-        return "logprobs: a behavior logprob is not finite"
-    return ""
+    return facts.fault
 
 
 def _cause(facts: GroupFacts) -> str:
@@ -56,4 +54,9 @@ def _cause(facts: GroupFacts) -> str:
         return "all_right"
     if facts.num_failed == len(facts.rewards):
         return "all_wrong"
-    return "coarse"
+    return "same_reward"
+
+
+def config_changed(of_group: str, of_run: str | None) -> str:
+    """The reason by which a group of another configuration ends."""
+    return f"config changed: the group has {of_group}, the run {of_run}"

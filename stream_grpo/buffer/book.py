@@ -8,11 +8,11 @@ told to others only after `Journal.commit`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from stream_grpo.buffer.admission import Admission
+from stream_grpo.buffer.admission import Admission, config_changed
 from stream_grpo.buffer.ledger import Ledger
 from stream_grpo.buffer.lineage import Lineage
 from stream_grpo.buffer.outcomes import Outbox
@@ -27,8 +27,8 @@ from stream_grpo.types import Fate
 REMEMBERED = 16384
 """Inserts that are known again when they are repeated."""
 
-GRACE_S = 5.0
-"""After a start no ticket ends for so long: samplers send again what the buffer was not there to take."""
+GRACE_S = 15.0
+"""After a start no ticket ends for so long: samplers send again, every 10 s, what the buffer was not there to take."""
 
 
 class Refusal(StreamGrpoError):
@@ -47,6 +47,8 @@ class Rules:
     signal_tolerance: float = 1e-6
     config_hash: str | None = None
     """Groups with another one are invalid; None takes any."""
+    vocab_size: int | None = None
+    """Groups with token ids from here on are invalid; None takes any."""
 
 
 class Records(Protocol):
@@ -69,7 +71,10 @@ class Book:
     """Tickets, groups, account and outcomes of one run, and the only way to change them."""
 
     def __init__(self, journal: Records, rules: Rules, *, now: float) -> None:
-        """Rebuild everything from the journal. Raises JournalError or LedgerError where it contradicts itself."""
+        """Rebuild everything from the journal; groups of another configuration end.
+
+        Raises JournalError or LedgerError where the journal contradicts itself.
+        """
         self.rules, self.journal = rules, journal
         self.lineage, self.ledger, self.stock = Lineage(), Ledger(), Stock()
         self.signal, self.outbox = SignalWatch(), Outbox()
@@ -80,12 +85,15 @@ class Book:
         )
         self.taken: OrderedDict[tuple[str, int, int], Admission] = OrderedDict()
         """How the last inserts were taken, by group, owner epoch and CRC32."""
+        self.mixed_context_tokens = 0
+        """Sampled on a KV cache of older weights, of all groups taken."""
         for row in journal.replay():
             self._apply(row)
         self.ledger.check()
         self.tickets.extend_deadlines(now + GRACE_S)
         self.stock.load(journal.read)
         self.outbox.committed()
+        self.end_other_configurations([*self.stock.accepted(), *self.stock.leased()], now)
 
     def write(self, row: Transition, data: bytes = b"") -> None:
         """Journal a transition with the record it brings, and apply it. Raises LedgerError for an illegal one."""
@@ -104,6 +112,7 @@ class Book:
         self.ledger.forget(self.stock.apply(row, self.lineage))
         self.signal.apply(row)
         self.outbox.apply(row)
+        self.mixed_context_tokens += row.mixed_context_tokens
         if row.crc32:
             self.taken[(row.group_id, row.owner_epoch, row.crc32)] = Admission(Fate(row.kind), row.reason)
             if len(self.taken) > REMEMBERED:
@@ -127,6 +136,13 @@ class Book:
         )
         self.write(row)
 
+    def end_other_configurations(self, groups: Iterable[Held], now: float) -> None:
+        """End held groups whose configuration is not the run's as invalid, before they are leased."""
+        for held in groups:
+            if self.rules.config_hash not in (None, held.config_hash):
+                reason = config_changed(held.config_hash, self.rules.config_hash)
+                self.write(self.row(Kind.INVALID, now, held.group_id, reason))
+
     @property
     def num_live(self) -> int:
         """In flight + buffered with signal + leased."""
@@ -137,5 +153,5 @@ class Book:
         return Candidate(held.group_id, max(map(self.lineage.age, held.versions)), held.sampler_id)
 
     def ticket_candidate(self, held: InFlight) -> Candidate:
-        """A group in flight in the order: as old as the weights at issue."""
-        return Candidate(held.ticket.group_id, self.lineage.age(held.version), held.sampler_id)
+        """A group in flight in the order: as old as its oldest token may be."""
+        return Candidate(held.ticket.group_id, self.lineage.age_in_flight(held.version), held.sampler_id)

@@ -101,7 +101,7 @@ class Intake:
     def _room(self, version: PolicyVersion, num_wanted: int) -> tuple[list[InFlight], int, str]:
         """Which tickets to issue again, how many new ones, and the cause where there is no room for any."""
         try:
-            lag = self._lineage.age(version)
+            lag = self._lineage.age_in_flight(version)
         except ValueError as error:
             return [], 0, f"weights {version}: {error}"
         age, size, live = self._rules.max_policy_age, self._rules.groups_per_step, self._book.num_live
@@ -147,7 +147,7 @@ class Intake:
         Raises Refusal where the bytes are no group.
         """
         try:
-            facts = facts_of(read_batch(data))
+            facts = facts_of(read_batch(data), self._rules.vocab_size)
         except ValueError as error:
             raise Refusal(str(error)) from error
         known = self._book.taken.get((facts.group_id, facts.owner_epoch, zlib.crc32(data)))
@@ -187,7 +187,8 @@ class Intake:
             sampler_id=facts.sampler_id,
             owner_epoch=facts.owner_epoch,
             num_tokens=facts.num_tokens,
-            num_cut_off=facts.num_truncated,
+            num_truncated=facts.num_truncated,
+            mixed_context_tokens=facts.mixed_context_tokens,
         )
 
     def _take(self, group: _Arrived, now: float) -> None:
@@ -201,12 +202,13 @@ class Intake:
         )
         self._book.write(self._row_of(facts, admission, now), group.data)
         if admission.fate is Fate.ACCEPTED:
-            self._stock.keep(facts.group_id, group.data, facts.versions)
+            self._stock.keep(facts, group.data)
         self._answers += [Answer(asked_by, *admission) for asked_by in group.asked_by]
 
     def _refuse(self, group: _Arrived, why: str, now: float) -> None:
         row = self._row_of(group.facts, Admission(Fate.REFUSED, why), now)
-        self._book.write(replace(row, crc32=zlib.crc32(group.data)))
+        # A copy that is not kept: only the group itself counts in mixed context.
+        self._book.write(replace(row, crc32=zlib.crc32(group.data), mixed_context_tokens=0))
         self._answers += [Answer(asked_by, Fate.REFUSED, why) for asked_by in group.asked_by]
 
     def settle(self, now: float) -> None:

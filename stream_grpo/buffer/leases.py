@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from stream_grpo.buffer.book import Book, Refusal
+from stream_grpo.buffer.facts import batch_of_record, facts_of
 from stream_grpo.buffer.lineage import contains, forks_to_json
 from stream_grpo.buffer.selectors import keep_in_order, select
 from stream_grpo.buffer.stock import Held
@@ -46,10 +47,13 @@ class Leases:
         final = self._stock.final
         try:
             is_lost = final is not None and not contains(version, final, forks)
+            is_unreported = known is not None and contains(version, _next(known), forks)
         except ValueError as error:
             raise Refusal(f"start from {version}: {error}") from error
         if is_lost:
             raise Refusal(f"start from {version}: it does not contain {final}, which was the oldest kept checkpoint")
+        if known and is_unreported:
+            self._count_unreported_step(_next(known), now)
         row = Transition(
             kind=Kind.STARTED, time_s=now, branch=version.branch, step=version.step, reason=forks_to_json(forks)
         )
@@ -57,10 +61,19 @@ class Leases:
         if known:
             self._restore(now)
 
+    def _count_unreported_step(self, made: PolicyVersion, now: float) -> None:
+        """A checkpoint contains the step whose report was lost: the leased groups are trained, and not available again.
+
+        Their tokens are counted as the learner counts them.
+        """
+        for held in self._stock.leased():
+            facts = facts_of(batch_of_record(held.data))
+            tokens = {"trained": facts.num_valid_tokens, "masked": facts.num_tokens - facts.num_valid_tokens}
+            self._book.write(self._trained_row(made, held.group_id, tokens, now))
+
     def _restore(self, now: float) -> None:
-        lineage = self._lineage
-        unseen = [h for h in self._stock.trained() if not contains(lineage.learner, h.version, lineage.forks)]
-        back = [*self._stock.leased(), *unseen]
+        self._book.end_other_configurations(self._unseen(), now)
+        back = [*self._stock.leased(), *self._unseen()]
         live = [
             *map(self._book.candidate, [*self._stock.accepted(), *back]),
             *map(self._book.ticket_candidate, self._tickets),
@@ -76,6 +89,11 @@ class Leases:
             if flight.ticket.group_id not in kept:
                 self._book.end_ticket(flight, "restore", now)
         self._stock.load(self._book.journal.read)
+
+    def _unseen(self) -> list[Held]:
+        """Trained groups that the learner's version does not contain."""
+        learner, forks = self._lineage.learner, self._lineage.forks
+        return [held for held in self._stock.trained() if not contains(learner, held.version, forks)]
 
     def lease(self, version: PolicyVersion, num_groups: int, now: float) -> Batch:
         """The groups of the step that starts from `version`; the same ones for a repeat.
@@ -122,7 +140,7 @@ class Leases:
             return
         leased = {held.group_id: held for held in self._stock.leased()}
         learner = self._lineage.learner
-        if version != PolicyVersion(learner.branch, learner.step + 1):
+        if version != _next(learner):
             raise Refusal(f"trained {version}: the step from {learner} makes another version")
         if len(group_ids) != len(leased) or set(group_ids) != set(leased) or set(tokens) != set(leased):
             raise Refusal(f"trained {version}: reported {sorted(group_ids)}, leased {sorted(leased)}")
@@ -159,3 +177,7 @@ class Leases:
         if version == self._stock.final:
             return
         self._book.write(Transition(kind=Kind.CHECKPOINTED, time_s=now, branch=version.branch, step=version.step))
+
+
+def _next(version: PolicyVersion) -> PolicyVersion:
+    return PolicyVersion(version.branch, version.step + 1)

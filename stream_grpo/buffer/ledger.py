@@ -35,10 +35,10 @@ _ENDS = frozenset({Kind.TRAINED, Kind.STALE, Kind.NO_SIGNAL, Kind.INVALID})
 _LEGAL: dict[Kind | None, frozenset[Kind]] = {
     None: frozenset({Kind.TICKETED}),
     Kind.TICKETED: frozenset({Kind.TICKETED, Kind.ACCEPTED, Kind.STALE, Kind.NO_SIGNAL, Kind.INVALID}),
-    Kind.ACCEPTED: frozenset({Kind.LEASED, Kind.STALE}),
-    Kind.LEASED: frozenset({Kind.TRAINED, Kind.RESTORED, Kind.STALE}),
+    Kind.ACCEPTED: frozenset({Kind.LEASED, Kind.STALE, Kind.INVALID}),
+    Kind.LEASED: frozenset({Kind.TRAINED, Kind.RESTORED, Kind.STALE, Kind.INVALID}),
     # Until the oldest kept checkpoint contains it, a restore takes the end of a trained group back.
-    Kind.TRAINED: frozenset({Kind.RESTORED, Kind.STALE}),
+    Kind.TRAINED: frozenset({Kind.RESTORED, Kind.STALE, Kind.INVALID}),
 }
 _STATES = frozenset().union(*_LEGAL.values())
 
@@ -71,6 +71,8 @@ class Ledger:
         before = account.state if account else None
         if row.kind not in _LEGAL.get(before, frozenset()):
             raise LedgerError(f"group {row.group_id}: {row.kind} cannot follow {before or 'nothing'}")
+        if row.length and before is not Kind.TICKETED:
+            raise LedgerError(f"group {row.group_id}: it is {before} and has a record, another cannot come")
         if row.kind is Kind.TRAINED and account:
             self._check_trained(row, account)
 

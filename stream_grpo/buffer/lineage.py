@@ -27,6 +27,8 @@ class Lineage:
         """Before the first start there is no version."""
         self.version: PolicyVersion | None = None
         self.forks: dict[int, PolicyVersion] = {}
+        self._tips: dict[int, PolicyVersion] = {}
+        """How far the learner came on each branch that a restore has left."""
 
     @property
     def learner(self) -> PolicyVersion:
@@ -36,6 +38,8 @@ class Lineage:
     def apply(self, row: Transition) -> None:
         """Follow a transition."""
         if row.kind is Kind.STARTED:
+            if self.version:
+                self._tips[self.version.branch] = self.version
             self.version = row.version
             self.forks |= forks_from_json(row.reason)
         elif row.kind is Kind.TRAINED:
@@ -52,6 +56,16 @@ class Lineage:
         if min(version) < 0:
             raise ValueError(f"version {version} is none")
         return policy_age(version, self.learner, self.forks)
+
+    def age_in_flight(self, version: PolicyVersion) -> int:
+        """The largest age of a token that a ticket issued for weights of `version` may bring, sampled up to now.
+
+        On the learner's branch that is the age of `version` itself: weights never go back. Of a branch that a restore
+        has left, its sampler may have applied any that were published there, at most the last that the learner
+        reported; `selectors` has the proof. Raises ValueError as `age` does.
+        """
+        left = [tip for branch, tip in self._tips.items() if branch >= version.branch]
+        return max(map(self.age, [version, *left]))
 
 
 def forks_to_json(forks: Forks) -> str:

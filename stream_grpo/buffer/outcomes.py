@@ -1,17 +1,17 @@
 """Outcomes for the curator: derived from the journal, sent in order, at most one report on its way. Pure.
 
-The sequence of an outcome is the place of its record in the journal: 0, 1, 2, ... Refused copies and tickets without
-rollouts make none.
+The sequence of an outcome is the place in the journal of the row that makes it, among those alone that do: of records,
+and of tickets that end without one. These have counts of 0, so that the curator knows that their problem has left
+flight. Refused copies make none.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from curator.schema import Outcome, batch_to_bytes, outcomes_to_batch
+from curator.schema import Outcome
 from stream_grpo.buffer.facts import GroupFacts, batch_of_record, facts_of
 from stream_grpo.buffer.stock import Reader
 from stream_grpo.buffer.transitions import Location, Transition
@@ -49,19 +49,46 @@ def outcome_of(sequence: int, facts: GroupFacts, fate: str) -> Outcome:
     )
 
 
-class Outgoing(NamedTuple):
-    """A message for the curator."""
+def outcome_of_ticket(sequence: int, group_id: str, problem_id: str, fate: str) -> Outcome:
+    """What the curator learns of a ticket that ended without a record; `problem_id` is empty where nobody named it."""
+    return Outcome(
+        sequence=sequence,
+        group_id=group_id,
+        problem_id=problem_id,
+        domain="",
+        num_passed=0,
+        num_failed=0,
+        num_unscored=0,
+        mean_reward=math.nan,
+        reward_spread=0.0,
+        num_truncated=0,
+        branch=-1,
+        min_step=-1,
+        max_step=-1,
+        mean_step=-1.0,
+        num_tokens=0,
+        seconds=0.0,
+        fate=fate,
+    )
 
-    kind: str
-    fields: Mapping[str, Any]
-    body: tuple[bytes, ...]
+
+class Outgoing(NamedTuple):
+    """What to send to the curator: outcomes to report, or none, to ask for its position."""
+
+    outcomes: tuple[Outcome, ...]
 
 
 class _Entry(NamedTuple):
     sequence: int
-    location: Location
+    location: Location | None
     group_id: str
+    problem_id: str
     fate: str
+
+    def outcome(self, read: Reader) -> Outcome:
+        if self.location is None:
+            return outcome_of_ticket(self.sequence, self.group_id, self.problem_id, self.fate)
+        return outcome_of(self.sequence, facts_of(batch_of_record(read(self.location, self.group_id))), self.fate)
 
 
 class Outbox:
@@ -73,19 +100,19 @@ class Outbox:
         self._count = 0
         self._visible = 0
         self._next: int | None = None
-        self._awaiting = ""
+        self._is_waiting = False
         self._should_ask = False
         self._has_reader = True
         self.refusal = ""
         """Why the curator refused the last report; empty once one is taken."""
 
     def apply(self, row: Transition) -> None:
-        """Follow a transition: a record that came in makes an outcome."""
-        if row.location and not self._has_reader:
-            self._count += 1
-        elif row.location:
-            self._entries.append(_Entry(self._count, row.location, row.group_id, row.kind.value))
-            self._count += 1
+        """Follow a transition."""
+        if not row.makes_outcome:
+            return
+        if self._has_reader:
+            self._entries.append(_Entry(self._count, row.location, row.group_id, row.problem_id, row.kind.value))
+        self._count += 1
 
     def committed(self) -> None:
         """All that was applied is durable and may be sent."""
@@ -114,35 +141,30 @@ class Outbox:
     @property
     def is_waiting(self) -> bool:
         """Whether a message is on its way."""
-        return bool(self._awaiting)
+        return self._is_waiting
 
     def next_message(self, read: Reader) -> Outgoing | None:
         """What to send now, if anything: a question for the position, or a report of up to BATCH outcomes."""
-        if self._awaiting:
+        if self._is_waiting:
             return None
         if self._next is None or self._should_ask:
-            self._awaiting, self._should_ask = "position", False
-            return Outgoing("position", {}, ())
+            self._is_waiting, self._should_ask = True, False
+            return Outgoing(())
         if self._next >= self._visible:
             return None
         first = self._next - self._entries[0].sequence
         entries = [self._entries[i] for i in range(first, min(first + BATCH, first + self._visible - self._next))]
-        outcomes = [
-            outcome_of(entry.sequence, facts_of(batch_of_record(read(entry.location, entry.group_id))), entry.fate)
-            for entry in entries
-        ]
-        self._awaiting = "report"
-        return Outgoing("report", {}, (batch_to_bytes(outcomes_to_batch(outcomes)),))
+        self._is_waiting = True
+        return Outgoing(tuple(entry.outcome(read) for entry in entries))
 
-    def answered(self, fields: Mapping[str, Any]) -> None:
-        """Take the curator's answer.
+    def answered(self, position: int, durable: int | None = None) -> None:
+        """Take the curator's answer: the sequence it expects next and, to a question, the one it has on disk.
 
         Raises JournalError where the curator stands where this journal cannot go on from.
         """
-        if self._awaiting == "report":
+        if durable is None:
             self.refusal = ""
-        self._awaiting = ""
-        position = int(fields["next_sequence"])
+        self._is_waiting = False
         if position > self._count:
             raise JournalError(
                 f"the curator has taken {position} outcomes, the journal has {self._count}: it belongs to another run"
@@ -153,11 +175,10 @@ class Outbox:
                 f"again sends it from the journal"
             )
         self._next = position
-        durable = min(int(fields.get("durable_sequence", 0)), position)
-        while self._entries and self._entries[0].sequence < durable:
+        while self._entries and self._entries[0].sequence < min(durable or 0, position):
             self._entries.popleft()
         sent = position - self._entries[0].sequence if self._entries else 0
-        self._should_ask = sent > _PRUNE_ABOVE and "durable_sequence" not in fields
+        self._should_ask = sent > _PRUNE_ABOVE and durable is None
 
     def ask_again(self) -> None:
         """Ask for the position with the next message: a curator that died has forgotten what it had not written."""
@@ -165,4 +186,4 @@ class Outbox:
 
     def refused(self, reason: str) -> None:
         """The curator refused a message, as it does where outcomes are missing in between: ask where it stands."""
-        self.refusal, self._awaiting, self._next = reason, "", None
+        self.refusal, self._is_waiting, self._next = reason, False, None

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from curator.wire import ERROR, Client, Request, Server
-from stream_grpo.buffer.book import Book, Refusal, Rules
+from curator.client import Curator
+from curator.wire import ERROR, Request, Server
+from stream_grpo.buffer.book import GRACE_S, Book, Refusal, Rules
+from stream_grpo.buffer.disk import Disk
 from stream_grpo.buffer.intake import Intake
 from stream_grpo.buffer.journal import Journal
 from stream_grpo.buffer.leases import Leases
+from stream_grpo.buffer.reporter import Reporter
 from stream_grpo.buffer.requests import count_of, forks_in, list_of, text_of, texts_of, tokens_of, version_in
 from stream_grpo.buffer.signal import WINDOW
 from stream_grpo.buffer.status import figures
@@ -29,8 +34,8 @@ TICKETS_WAIT_S = 0.5
 LEASE_WAIT_S = 1.0
 """A lease is held back so long before it is answered with a cause."""
 _IDLE_S = 0.02
-_POSITION_EVERY_S = 1.0
 _STATUS_EVERY_S = 0.1
+_NONE_SEEN = (-1, -1, False)
 _log = logging.getLogger(__name__)
 
 
@@ -61,23 +66,25 @@ class BufferProcess:
     def __init__(
         self,
         server: Server,
-        curator: Client | None,
+        curator: Curator | None,
         *,
         directory: Path,
         stream: Stream,
         buffer: Buffer,
         seed: int,
         config_hash: str | None = None,
+        vocab_size: int | None = None,
         signal_tolerance: float = 1e-6,
         clock: Callable[[], float] = time.time,
         free_bytes: Callable[[], int] | None = None,
     ) -> None:
         """Open or begin the journal in `directory` and rebuild everything from it.
 
-        `server` must grant `credits_for(stream)`; without a curator outcomes are kept in the journal alone.
-        `free_bytes`: room on the disk. Raises JournalError where the journal cannot be taken up again.
+        `server` must grant `credits_for(stream)`; without a curator outcomes are kept in the journal alone. Groups of
+        another `config_hash`, or with token ids from `vocab_size` on, are invalid; None takes any. `free_bytes`: room
+        on the disk. Raises JournalError where the journal cannot be taken up again.
         """
-        self._server, self._curator, self._clock, self._settings = server, curator, clock, buffer
+        self._server, self._clock, self._settings = server, clock, buffer
         self._journal = Journal(directory, segment_bytes=buffer.segment_bytes)
         rules = Rules(
             groups_per_step=stream.groups_per_step,
@@ -87,12 +94,15 @@ class BufferProcess:
             run_seed=seed,
             signal_tolerance=signal_tolerance,
             config_hash=config_hash,
+            vocab_size=vocab_size,
         )
         self._book = Book(self._journal, rules, now=clock())
+        outbox = self._book.outbox
+        self._reporter = Reporter(curator, outbox, self._journal.read) if curator else None
         if curator is None:
-            self._book.outbox.close()
+            outbox.close()
         self._intake, self._leases = Intake(self._book), Leases(self._book)
-        self._free_bytes = free_bytes or (lambda: shutil.disk_usage(directory).free)
+        self._disk = Disk(free_bytes or (lambda: shutil.disk_usage(directory).free), buffer.min_free_bytes)
         self._handlers: Mapping[str, Callable[[Request, float], None]] = {
             "hello": self._hello,
             "tickets": self._tickets,
@@ -103,11 +113,11 @@ class BufferProcess:
             "checkpointed": self._checkpointed,
             "ledger": self._ledger,
         }
-        self._unsent: list[tuple[Request, str, Mapping[str, Any], Sequence[bytes]]] = []
+        self._unsent: list[Callable[[], None]] = []
         self._waiting: list[_Waiting] = []
-        self._seen_state: tuple[int, int] = (-1, -1)
+        self._seen_state = _NONE_SEEN
         self._pending_since: float | None = None
-        self._next_position_at = self._next_status_at = 0.0
+        self._next_status_at = 0.0
         self._status = figures(self._book, self._journal)
 
     @property
@@ -133,12 +143,14 @@ class BufferProcess:
         now = self._clock()
         if request is not None:
             self._handle(request, now)
+        self._watch_disk(now)
         self._intake.expire(now)
-        self._tell_inserts()
         self._serve_waiting(now)
+        self._tell_inserts()
         if self._commit_is_due(now, is_idle=request is None):
             self._commit()
-        self._report_outcomes(now)
+        if self._reporter:
+            self._reporter.turn(now)
         if now >= self._next_status_at:
             self._status, self._next_status_at = figures(self._book, self._journal), now + _STATUS_EVERY_S
 
@@ -166,10 +178,12 @@ class BufferProcess:
         self, request: Request, kind: str, fields: Mapping[str, Any] | None = None, body: Sequence[bytes] = ()
     ) -> None:
         """Answer once all that the answer may rest on is durable."""
+        # A batch is large and the same for a repeat, so it need not be remembered.
+        send = partial(self._server.reply, request, kind, fields, body, remember=kind != "batch")
         if self._journal.has_pending:
-            self._unsent.append((request, kind, fields or {}, body))
+            self._unsent.append(send)
         else:
-            self._server.reply(request, kind, fields, body)
+            send()
 
     def _tell_inserts(self) -> None:
         for taken in self._intake.take_answers():
@@ -189,16 +203,20 @@ class BufferProcess:
         self._pending_since = None
         self._book.outbox.committed()
         unsent, self._unsent = self._unsent, []
-        for request, kind, fields, body in unsent:
-            self._server.reply(request, kind, fields, body)
+        for send in unsent:
+            send()
 
     def _hold(self, waiting: _Waiting) -> None:
         if not waiting.grant(False):
             self._waiting.append(waiting)
+            # What it waits for may have come since: it is tried once more before anything has to change.
+            self._seen_state = _NONE_SEEN
 
     def _serve_waiting(self, now: float) -> None:
         """Try held requests again where something has changed, and end those whose time is over."""
-        state = (self._journal.num_appended, self._book.outbox.num_acknowledged)
+        if not self._waiting:
+            return
+        state = (self._journal.num_appended, self._book.outbox.num_acknowledged, self._disk.has_room)
         has_changed, self._seen_state = state != self._seen_state, state
         still: list[_Waiting] = []
         for waiting in self._waiting:
@@ -206,7 +224,7 @@ class BufferProcess:
             try:
                 if not ((has_changed or is_over) and waiting.grant(is_over)):
                     still.append(waiting)
-            except Refusal as error:
+            except (Refusal, LedgerError) as error:
                 self._answer(waiting.request, ERROR, {"reason": str(error)})
         self._waiting = still
 
@@ -223,13 +241,16 @@ class BufferProcess:
         sampler_id, version = text_of(message, "sampler_id"), version_in(message)
         num_wanted = count_of(message, "num_wanted")
         self._intake.name_problems(texts_of(message, "problems"), now)
+        if num_wanted == 0:
+            self._answer(request, "tickets", {"tickets": [], "cause": ""})
+            return
         request_id = f"{request.sender.decode(errors='replace')}/{message.id}"
 
         def grant(is_over: bool) -> bool:
-            if self._has_room_on_disk():
+            if self._disk.has_room:
                 tickets, cause = self._intake.issue(sampler_id, version, num_wanted, request_id, self._clock())
             else:
-                tickets, cause = [], self._no_room()
+                tickets, cause = [], self._disk.sentence()
             if tickets or is_over:
                 plain = [ticket_fields(ticket) for ticket in tickets]
                 self._answer(request, "tickets", {"tickets": plain, "cause": cause})
@@ -240,23 +261,29 @@ class BufferProcess:
     def _insert(self, request: Request, now: float) -> None:
         if len(request.message.body) != 1:
             raise Refusal(f"insert: expected one body, received {len(request.message.body)}")
-        if not self._has_room_on_disk():
-            raise Refusal(self._no_room())
-        before = self._book.signal.num_without
-        self._intake.insert(request, request.message.body[0], now)
-        self._warn_without_signal(before)
+
+        def grant(is_over: bool) -> bool:
+            has_room = self._disk.has_room
+            if has_room:
+                before = self._book.signal.num_without
+                self._intake.insert(request, request.message.body[0], self._clock())
+                self._warn_without_signal(before)
+            return has_room
+
+        # Of no sampler: whoever handed a group over may begin anew while it is held.
+        self._hold(_Waiting(request, "", math.inf, grant))
 
     def _warn_without_signal(self, before: int) -> None:
         signal, limit = self._book.signal, self._book.rules.max_groups_without_signal
         if any(before < mark <= signal.num_without for mark in (limit // 4, limit // 2)):
             _log.warning("%s; the run ends at %d", signal.sentence(), limit)
 
-    def _has_room_on_disk(self) -> bool:
-        return self._free_bytes() >= self._settings.min_free_bytes
-
-    def _no_room(self) -> str:
-        free, needed = self._free_bytes() >> 20, self._settings.min_free_bytes >> 20
-        return f"the journal's disk is full: {free} MiB are free, buffer.min_free_bytes asks for {needed} MiB"
+    def _watch_disk(self, now: float) -> None:
+        """While the disk is full, say so, and end no ticket: its group may be among those that are held."""
+        if self._disk.has_room:
+            return
+        self._book.tickets.extend_deadlines(now + GRACE_S)
+        self._disk.warn(now)
 
     # -- the learner --------------------------------------------------------------------------------------------------
 
@@ -288,25 +315,6 @@ class BufferProcess:
 
     def _ledger(self, request: Request, now: float) -> None:
         self._answer(request, "ledger", self._book.ledger.as_fields())
-
-    # -- the curator --------------------------------------------------------------------------------------------------
-
-    def _report_outcomes(self, now: float) -> None:
-        if self._curator is None:
-            return
-        outbox = self._book.outbox
-        for answer in self._curator.poll(0.0):
-            if answer.kind == ERROR:
-                outbox.refused(answer.fields["reason"])
-                _log.warning("curator refused a report: %s", outbox.refusal)
-            else:
-                outbox.answered(answer.fields)
-        if now >= self._next_position_at:
-            self._next_position_at = now + _POSITION_EVERY_S
-            outbox.ask_again()
-        message = outbox.next_message(self._journal.read) if self._curator.has_credit else None
-        if message:
-            self._curator.post(message.kind, message.fields, message.body)
 
     # -- status -------------------------------------------------------------------------------------------------------
 

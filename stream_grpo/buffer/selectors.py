@@ -1,7 +1,12 @@
 """Which groups a step takes: fewest steps left first, then oldest dispatched. Pure; the proof of the age bound.
 
-Words: A is `max_policy_age`, n is groups-per-step. A group's age is that of its oldest token, or of the weights its
-ticket was issued for while it is in flight; its steps left are A minus its age. Live = in flight + buffered + leased.
+Words: A is `max_policy_age`, n is groups-per-step. A group's age is that of its oldest token. While it is in flight it
+is the largest age of the weights its ticket was issued for and of the last version of every branch from theirs on that
+a restore has left (`Lineage.age_in_flight`). Its steps left are A minus its age. Live = in flight + buffered + leased.
+
+Premises: the learner publishes a version only after the buffer has answered that the step is trained, or the start
+noted; a sampler samples with published weights alone, and its weights never go back (a sampler that breaks this is
+caught by the check of every token, at insert and at lease).
 
 Claim: no group that is leased is older than A, and waiting for the in-flight ones always ends.
 
@@ -14,9 +19,11 @@ Proof, by induction over what can happen.
 live < (A + 1 - g) n = (L + 1) n. After it live <= (L + 1) n, so (I) holds for all k >= L; for k < L nothing changed.
 With g > A nothing is issued, so L >= 0 and (II) holds. A ticket that is issued again leaves the count first.
 
-*Insert.* A sampler's weights never go back while it holds a ticket, so no token is older than the weights at issue:
-steps left can only grow, which helps (I) and (II). (A sampler that breaks this is caught by the check of every token,
-at insert and at lease.) *Any other end* of a group only lowers counts.
+*Insert.* No token is older than its group's age in flight, so steps left can only grow, which helps (I) and (II). For
+age is the distance in the tree of versions, and along a path of a tree the distance to any point is largest at one of
+the two ends. The versions a sampler may use while it holds a ticket lie on paths from that of the ticket to the last
+one of its branch, from there to the last one of the next branch, and so on to the learner. The ends of these paths are
+what the age in flight is taken over, and the learner itself, of age 0. *Any other end* of a group only lowers counts.
 
 *Step.* Step u takes n groups and begins only if for every k >= 0 at most k n of the live groups left behind have k or
 fewer steps left. For k = 0: none left behind has 0 steps left. The step makes every group one older: what had k + 1 or
@@ -32,8 +39,11 @@ lag by no more than publish_interval - 1 <= A once a sampler has applied what is
 finitely many arrivals and deadlines, as long as some groups have signal. Only this order has the property: any other
 may leave behind a group with 0 steps left. QED
 
-*Restore.* Ages across branches may be any. `keep_in_order` walks the groups in the order and keeps one with s >= 0
-steps left only while fewer than (s + 1) n are kept, which is (I) and (II) again.
+*Restore.* Ages across branches may be any, and the branch that is left gives every ticket in flight one more version to
+be as old as. `keep_in_order` walks the groups in the order and keeps one with s >= 0 steps left only while fewer than
+(s + 1) n are kept, which is (I) and (II) again. Afterwards a step of the new branch makes every one of these ages one
+larger, as the proof of *Step* asks: all lie on branches that were left. A step that the checkpoint contains, but whose
+report was lost, is counted as trained before the restore.
 """
 
 from __future__ import annotations
@@ -49,7 +59,7 @@ class Candidate:
     group_id: str
     """Sorts by issue."""
     age: int
-    """Of its oldest token, or of the weights at issue while it is in flight."""
+    """Of its oldest token; while it is in flight, of the oldest that it may bring."""
     sampler_id: str = ""
 
 

@@ -17,7 +17,7 @@ class SignalWatch:
         """Nothing seen yet: the expected share is 1/2."""
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._without: Counter[str] = Counter()
-        self._num_cut_off = 0
+        self._num_truncated = 0
 
     def apply(self, row: Transition) -> None:
         """Follow a transition: a record that came in, a ticket that passed its deadline, or a start."""
@@ -26,16 +26,16 @@ class SignalWatch:
         elif row.kind is Kind.ACCEPTED:
             self._recent.append(True)
             self._reset()
-        elif row.kind in (Kind.NO_SIGNAL, Kind.INVALID):
+        elif row.kind is Kind.NO_SIGNAL or (row.kind is Kind.INVALID and row.location):
             self._recent.append(False)
             self._without[row.reason if row.kind is Kind.NO_SIGNAL else "invalid"] += 1
-            self._num_cut_off += row.num_cut_off > 0
+            self._num_truncated += row.num_truncated > 0
         elif row.kind is Kind.STALE and row.reason == "deadline":
             self._recent.append(False)
 
     def _reset(self) -> None:
         self._without.clear()
-        self._num_cut_off = 0
+        self._num_truncated = 0
 
     @property
     def expected_share(self) -> float:
@@ -49,9 +49,9 @@ class SignalWatch:
 
     def sentence(self) -> str:
         """The run of groups without signal in words, with its counts."""
-        causes = ("all_right", "all_wrong", "coarse", "invalid")
+        causes = ("all_right", "all_wrong", "same_reward", "invalid")
         counts = ", ".join(f"{self._without[cause]} {cause.replace('_', ' ')}" for cause in causes)
         return (
-            f"{self.num_without} groups in a row had no signal: {counts}; in {self._num_cut_off} of them rollouts were "
-            f"cut off at the length limit"
+            f"{self.num_without} groups in a row had no signal: {counts}; in {self._num_truncated} of them rollouts "
+            f"were truncated at the length limit"
         )

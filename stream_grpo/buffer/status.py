@@ -18,6 +18,7 @@ def figures(book: Book, journal: Journal) -> dict[str, Any]:
         "leased": book.stock.num_leased,
         "ledger": book.ledger.as_fields(),
         "ends": dict(book.ledger.ends),
+        "mixed_context_tokens": book.mixed_context_tokens,
         "bytes_on_disk": journal.num_bytes,
         "num_commits": journal.num_commits,
         "commit_s": journal.commit_s,

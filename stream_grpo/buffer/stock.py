@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from stream_grpo.buffer.facts import batch_of_record, facts_of
+from stream_grpo.buffer.facts import GroupFacts, batch_of_record, facts_of
 from stream_grpo.buffer.lineage import Lineage, contains
 from stream_grpo.buffer.transitions import Kind, Location, Transition
 from stream_grpo.types import PolicyVersion
 
 Reader = Callable[[Location, str], bytes]
+_ENDS = (Kind.STALE, Kind.INVALID)
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class Held:
     """Leased: the version the step starts from. Trained: the version that was made."""
     versions: frozenset[PolicyVersion] = frozenset()
     """That sampled its tokens."""
+    config_hash: str = ""
     data: bytes = b""
     """The record, while the group is live."""
 
@@ -55,14 +57,14 @@ class Stock:
             self._num_live += 1
         elif row.kind is Kind.CHECKPOINTED:
             return self._make_final(row.version, lineage)
-        elif held and row.kind in (Kind.LEASED, Kind.TRAINED, Kind.RESTORED, Kind.STALE):
+        elif held and row.kind in (Kind.LEASED, Kind.TRAINED, Kind.RESTORED, *_ENDS):
             self._move(held, row)
         return []
 
     def _move(self, held: Held, row: Transition) -> None:
         was_live = held.state is not Kind.TRAINED
         self._leased.pop(held.group_id, None)
-        if row.kind is Kind.STALE:
+        if row.kind in _ENDS:
             del self._held[held.group_id]
         else:
             held.state = Kind.ACCEPTED if row.kind is Kind.RESTORED else row.kind
@@ -81,10 +83,10 @@ class Stock:
             del self._held[group_id]
         return final
 
-    def keep(self, group_id: str, data: bytes, versions: frozenset[PolicyVersion]) -> None:
+    def keep(self, facts: GroupFacts, data: bytes) -> None:
         """Keep the bytes of a group that was just accepted."""
-        held = self._held[group_id]
-        held.data, held.versions = data, versions
+        held = self._held[facts.group_id]
+        held.data, held.versions, held.config_hash = data, facts.versions, facts.config_hash
 
     def load(self, read: Reader) -> None:
         """Read from disk what is missing in memory, after a restart or a restore."""
@@ -92,8 +94,7 @@ class Stock:
             if held.versions and (held.data or held.state is Kind.TRAINED):
                 continue
             data = read(held.location, held.group_id)
-            held.versions = facts_of(batch_of_record(data)).versions
-            held.data = data if held.state is not Kind.TRAINED else b""
+            self.keep(facts_of(batch_of_record(data)), data if held.state is not Kind.TRAINED else b"")
 
     def __getitem__(self, group_id: str) -> Held:
         """A held group."""

@@ -6,10 +6,11 @@ Everything the buffer knows is a fold over these rows, so a restart rebuilds it.
     hello          -                          -                                   sampler_id, owner_epoch: incarnation
     ticketed       weights of the sampler     id of the request it answers        sampler_id, owner_epoch
     picked         -                          -                                   problem_id of a ticket
-    accepted       learner when it came in    -                                   the record, num_tokens, num_cut_off
-    no_signal      learner when it came in    all_right, all_wrong or coarse      the record, num_tokens, num_cut_off
-    invalid        learner when it came in    what is wrong with it               the record, num_tokens, num_cut_off
-    stale          learner at the end         age, deadline, surplus or restore   the record, where it ends on arrival
+    accepted       learner when it came in    -                                   the record and its counts
+    no_signal      learner when it came in    all_right, all_wrong, same_reward   the record and its counts
+    invalid        learner at the end         what is wrong with it               the record, where it ends on arrival
+    stale          learner at the end         age, deadline, surplus or restore   the record, where it ends on arrival;
+                                                                                  sampler_id, problem_id of a ticket
     refused        learner when it came in    why this copy is not taken          crc32, num_tokens; no record is kept
     leased         learner the step starts at -
     trained        the version that was made  -                                   tokens by fate
@@ -17,8 +18,9 @@ Everything the buffer knows is a fold over these rows, so a restart rebuilds it.
     started        learner                    forks as JSON: {"1": [0, 10]}
     checkpointed   the oldest kept checkpoint -
 
-`num_tokens` counts sampled tokens, `crc32` is of the record's bytes, `checksum` is the CRC32 of the other columns of
-the row as a JSON list without spaces: Arrow itself does not notice a flipped bit.
+The counts of a record are `num_tokens`, sampled ones, `num_truncated` and `mixed_context_tokens`. `crc32` is of the
+record's bytes, `checksum` is the CRC32 of the other columns of the row as a JSON list without spaces: Arrow itself does
+not notice a flipped bit.
 """
 
 from __future__ import annotations
@@ -85,8 +87,10 @@ class Transition:
     trained_tokens: int = 0
     masked_tokens: int = 0
     baseline_only_tokens: int = 0
-    num_cut_off: int = 0
+    num_truncated: int = 0
     """Rollouts that reached the length limit."""
+    mixed_context_tokens: int = 0
+    """Tokens sampled on a KV cache of older weights."""
     reason: str = ""
 
     @property
@@ -98,6 +102,11 @@ class Transition:
     def location(self) -> Location | None:
         """Where the record lies, for a row that brought one."""
         return Location(self.segment, self.offset, self.length, self.crc32) if self.length else None
+
+    @property
+    def makes_outcome(self) -> bool:
+        """Whether the curator is told: of every record, and of every ticket that ends without one."""
+        return bool(self.length) or (self.kind is Kind.STALE and bool(self.sampler_id))
 
 
 _COLUMNS: Mapping[str, pa.DataType] = {
@@ -117,13 +126,14 @@ _COLUMNS: Mapping[str, pa.DataType] = {
     "trained_tokens": pa.int64(),
     "masked_tokens": pa.int64(),
     "baseline_only_tokens": pa.int64(),
-    "num_cut_off": pa.int32(),
+    "num_truncated": pa.int32(),
+    "mixed_context_tokens": pa.int64(),
     "reason": pa.string(),
 }
 
 TRANSITION_SCHEMA = pa.schema(
     [pa.field(name, of_type, nullable=False) for name, of_type in {**_COLUMNS, "checksum": pa.uint32()}.items()],
-    metadata={"schema": "stream_grpo.transition", "schema_version": "1"},
+    metadata={"schema": "stream_grpo.transition", "schema_version": "2"},
 )
 
 

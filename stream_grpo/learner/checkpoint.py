@@ -1,7 +1,9 @@
 """Checkpoints: complete or invisible, found by their manifest, loaded only when every file has its hash.
 
 A checkpoint is a folder `checkpoint-<branch>.<step>`. It is written beside its place under a hidden name, every file
-is synced and hashed, and one rename makes it visible. DeepSpeed's files are pickles: `verify` comes before any load.
+is synced and hashed, and one rename makes it visible. `index.json` beside the checkpoints holds the hash of every
+manifest that this run wrote. DeepSpeed's files are pickles: `verify` comes before any load, and refuses what another
+run wrote.
 """
 
 from __future__ import annotations
@@ -14,13 +16,12 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stream_grpo.errors import CheckpointError
 from stream_grpo.types import PolicyVersion
 
 MANIFEST = "manifest.json"
-CLIENT_STATE = "client_state.json"
+INDEX = "index.json"
 SCHEMA = 1
 _NAME = re.compile(r"checkpoint-(\d+)\.(\d+)")
 
@@ -34,41 +35,33 @@ class Checkpoint:
     files: Mapping[str, tuple[int, str]]
     """Path within the folder -> (size in bytes, sha256)."""
 
-    def client_state(self) -> dict[str, Any]:
-        """What the writer stored beside the engine's own files."""
-        state: dict[str, Any] = json.loads((self.path / CLIENT_STATE).read_text(encoding="utf-8"))
-        return state
 
-
-def write_checkpoint(
-    root: Path, version: PolicyVersion, write: Callable[[Path], None], client_state: Mapping[str, Any]
-) -> Path:
+def write_checkpoint(root: Path, version: PolicyVersion, write: Callable[[Path], None]) -> Path:
     """Write a checkpoint of `version` under `root` and return its folder.
 
-    `write` fills an empty folder; `client_state` is plain JSON. After a crash at any moment the checkpoint is complete
-    or not visible. A damaged one in its place is kept under another name. Raises CheckpointError if a complete one is
-    there already.
+    `write` fills an empty folder. After a crash at any moment the checkpoint is complete or not visible. Raises
+    CheckpointError if there is one of this version already.
     """
     place = root / f"checkpoint-{version}"
     hidden = root / f".{place.name}.partial"
     root.mkdir(parents=True, exist_ok=True)
     if place.exists():
-        _set_aside_if_damaged(place)
+        raise CheckpointError(f"{place.name}: there is a checkpoint of this version already")
     shutil.rmtree(hidden, ignore_errors=True)
     hidden.mkdir()
     write(hidden)
-    (hidden / CLIENT_STATE).write_text(json.dumps(client_state, indent=1), encoding="utf-8")
     manifest = {
         "schema": SCHEMA,
         "branch": version.branch,
         "step": version.step,
-        "client_state": CLIENT_STATE,
         "files": {name: {"bytes": size, "sha256": digest} for name, (size, digest) in _sync_and_hash(hidden).items()},
     }
     (hidden / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     _sync(hidden / MANIFEST)
     for folder in [*(path for path in hidden.rglob("*") if path.is_dir()), hidden]:
         _sync(folder)
+    # Before the rename: what is visible is always in the index.
+    _write_index(root, _index(root) | {place.name: _sha256(hidden / MANIFEST)})
     hidden.rename(place)
     _sync(root)
     return place
@@ -98,6 +91,8 @@ def verify(path: Path) -> Checkpoint:
     A file that the manifest does not know is refused too: it would be loaded without ever having been hashed.
     """
     checkpoint = _read(path)
+    if _index(path.parent).get(path.name) != _sha256(path / MANIFEST):
+        raise CheckpointError(f"{path.name}: its manifest is not one that this run wrote")
     for name, (_, digest) in checkpoint.files.items():
         if _sha256(path / name) != digest:
             raise CheckpointError(f"{path.name}: {name} differs from its sha256 in the manifest")
@@ -118,7 +113,23 @@ def prune(root: Path, keep: int) -> list[Path]:
         hidden = path.with_name(f".{path.name}.removed")
         path.rename(hidden)
         shutil.rmtree(hidden)
+    gone = {path.name for path in removed}
+    _write_index(root, {name: digest for name, digest in _index(root).items() if name not in gone})
     return removed
+
+
+def _index(root: Path) -> dict[str, str]:
+    path = root / INDEX
+    index: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return index
+
+
+def _write_index(root: Path, index: Mapping[str, str]) -> None:
+    beside = root / f".{INDEX}.tmp"
+    beside.write_text(json.dumps(index, indent=1), encoding="utf-8")
+    _sync(beside)
+    beside.replace(root / INDEX)
+    _sync(root)
 
 
 def oldest_kept(root: Path) -> PolicyVersion | None:
@@ -166,16 +177,6 @@ def _newest_first(root: Path) -> list[Path]:
         if (match := _NAME.fullmatch(path.name)) and path.is_dir():
             found.append((PolicyVersion(int(match[1]), int(match[2])), path))
     return [path for _, path in sorted(found, reverse=True)]
-
-
-def _set_aside_if_damaged(place: Path) -> None:
-    try:
-        verify(place)
-    except CheckpointError:
-        number = sum(1 for _ in place.parent.glob(f"{place.name}.damaged-*"))
-        place.rename(place.with_name(f"{place.name}.damaged-{number}"))
-    else:
-        raise CheckpointError(f"{place.name}: there is a complete checkpoint of this version already")
 
 
 def _files(folder: Path) -> list[str]:

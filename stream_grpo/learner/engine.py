@@ -188,7 +188,9 @@ class LearnerEngine:
             )
             losses.append(loss.item())
             if not np.isfinite(losses[-1]):
-                raise FloatingPointError(f"loss {losses[-1]} in learner step {self.step}; the weights are as before")
+                raise FloatingPointError(
+                    f"loss {losses[-1]} in learner step {self.step + 1}; restart from a checkpoint"
+                )
             stats = part if stats is None else stats + part
             entropy_sum += float(torch.where(tensors.mask_BK, entropy_BK, 0.0).sum())
             self._engine.backward(loss, scale_wrt_gas=False)
@@ -260,13 +262,12 @@ class LearnerEngine:
             if name in persistent:
                 yield name, buffer.detach().to("cpu", copy=True).contiguous()
 
-    def save(self, directory: Path, client_state: Mapping[str, Any] | None = None) -> None:
-        """Write weights, optimizer, step and `client_state` into a folder; see `checkpoint` for making it durable."""
-        state = {"client_state": dict(client_state or {}), "learner_step": self.step}
-        self._engine.save_checkpoint(str(directory), tag=_TAG, client_state=state)
+    def save(self, directory: Path) -> None:
+        """Write weights, optimizer and step into a folder; see `checkpoint` for making it durable."""
+        self._engine.save_checkpoint(str(directory), tag=_TAG, client_state={"learner_step": self.step})
 
-    def load(self, directory: Path) -> dict[str, Any]:
-        """Restore what `save` wrote and return its client state. The files are pickles: verify their hashes first.
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote. The files are pickles: verify their hashes first.
 
         Raises CheckpointError if the folder holds no such state.
         """
@@ -276,8 +277,6 @@ class LearnerEngine:
         if path is None:
             raise CheckpointError(f"{directory}: DeepSpeed found no state to load")
         self.step = int(state["learner_step"])
-        client_state: dict[str, Any] = state["client_state"]
-        return client_state
 
     def export(self, directory: Path) -> None:
         """Write a plain Hugging Face folder: current weights, everything else as in the folder trained from."""

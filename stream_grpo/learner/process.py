@@ -13,8 +13,8 @@ from curator.wire import WireError
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError
 from stream_grpo.learner.batching import TrainBatch, make_train_batch, with_shuffled_rewards
+from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_complete, oldest_kept, prune, verify, write_checkpoint
-from stream_grpo.learner.lineage import Lineage
 from stream_grpo.metrics import MetricsLog
 from stream_grpo.transport.channels import LearnerChannel, Lease
 from stream_grpo.types import PolicyVersion, RolloutGroup
@@ -40,9 +40,10 @@ class LearnerProcess:
         self._config, self._engine, self._channel = config, engine, channel
         self._publisher, self._metrics, self._clock = publisher, metrics, clock
         self._checkpoints = config.run_dir / "checkpoints"
-        self._lineage = Lineage.load(config.run_dir / "lineage.json")
+        self._branches = Branches.load(config.run_dir / "branches.json")
         self._probe_sequences = _first_probe(config, engine.vocab_size)
         self._version = PolicyVersion(0, 0)
+        self._newest_checkpoint: PolicyVersion | None = None
         self._ledger: Mapping[str, Any] = {}
         self._age_max = self._age_sum = self._num_trained = 0
         self._busy_s = self._waited_s = self._last_step_at = 0.0
@@ -50,13 +51,9 @@ class LearnerProcess:
     def run(self, stop: Event) -> None:
         """Train until the last step or until told to stop; either way a checkpoint is left."""
         self._restore()
-        self._channel.start(self._version, self._lineage.forks)
+        self._channel.start(self._version, self._branches.forks)
         self._publish()
-        try:
-            self._train_until_done(stop)
-        except (StallError, WireError):
-            self._checkpoint()
-            raise
+        self._train_until_done(stop)
         self._checkpoint()
         self._engine.export(self._config.run_dir / "model")
 
@@ -81,23 +78,27 @@ class LearnerProcess:
             fork = verify(path).version
             self._engine.load(path / "engine")
         # A learner that has published before may have been ahead of its checkpoint: those versions stay taken.
-        self._version = self._lineage.open(fork)
+        self._version = self._branches.open(fork)
 
     def _wait_for_batch(self, stop: Event) -> Lease | None:
         begun = self._clock()
         while not stop.is_set():
-            lease = self._channel.lease(self._version, self._config.stream.groups_per_step)
-            waited_s = self._clock() - begun
+            try:
+                lease = self._channel.lease(self._version, self._config.stream.groups_per_step)
+                waited_s = self._clock() - begun
+                if waited_s > self._config.stream.stall_timeout_s and not lease.groups:
+                    raise StallError(f"no batch for step {self._version.step + 1} in {waited_s:.0f} s: {lease.cause}")
+            except (StallError, WireError):
+                # All that was trained is known to the buffer: here, and only here, a checkpoint agrees with it.
+                self._checkpoint()
+                raise
             if lease.groups:
-                self._waited_s += waited_s
+                self._waited_s = waited_s
                 return lease
-            if waited_s > self._config.stream.stall_timeout_s:
-                raise StallError(f"no batch for step {self._version.step + 1} in {waited_s:.0f} s: {lease.cause}")
         return None
 
     def _train(self, lease: Lease) -> None:
         begun = self._clock()
-        waited_s, self._waited_s = self._waited_s, 0.0
         values = self._engine.train_step(self._batch(lease.groups))
         step_s = self._clock() - begun
         self._busy_s += step_s
@@ -112,7 +113,7 @@ class LearnerProcess:
         self._age_sum += sum(lease.ages)
         self._num_trained += len(lease.ages)
         self._probe_sequences = _probe_from(lease.groups, self._config.weights.num_probe_sequences)
-        self._metrics.write("step", self._step_record(lease, values, step_s, waited_s))
+        self._metrics.write("step", self._step_record(lease, values, step_s))
 
     def _batch(self, groups: Sequence[RolloutGroup]) -> TrainBatch:
         if self._config.algo.shuffle_rewards:
@@ -125,7 +126,7 @@ class LearnerProcess:
             num_minibatches=self._config.learner.num_minibatches,
         )
 
-    def _step_record(self, lease: Lease, values: Mapping[str, float], step_s: float, waited_s: float) -> dict[str, Any]:
+    def _step_record(self, lease: Lease, values: Mapping[str, float], step_s: float) -> dict[str, Any]:
         rollouts = [rollout for group in lease.groups for rollout in group.rollouts]
         rewards = [r.reward.reward for r in rollouts if r.reward.reward is not None]
         return {
@@ -136,7 +137,7 @@ class LearnerProcess:
             "age_max": max(lease.ages),
             "age_mean": float(np.mean(lease.ages)),
             "step_s": step_s,
-            "waited_s": waited_s,
+            "waited_s": self._waited_s,
             "learner_busy_s": self._busy_s,
             **values,
             "groups": self._ledger["groups"],
@@ -149,13 +150,13 @@ class LearnerProcess:
         logprobs = self._engine.probe_logprobs(self._probe_sequences)
         self._busy_s += self._clock() - begun
         probe = Probe(tuple(map(tuple, self._probe_sequences)), tuple(map(tuple, logprobs)))
-        self._publisher.publish(self._version, self._lineage.forks, self._engine.named_weights(), probe)
+        self._publisher.publish(self._version, self._branches.forks, self._engine.named_weights(), probe)
 
     def _checkpoint(self) -> None:
-        if (self._checkpoints / f"checkpoint-{self._version}").exists():
+        if self._version == self._newest_checkpoint:
             return
-        state = {"version": list(self._version), "forks": {str(b): list(f) for b, f in self._lineage.forks.items()}}
-        write_checkpoint(self._checkpoints, self._version, lambda p: self._engine.save(p / "engine", state), state)
+        write_checkpoint(self._checkpoints, self._version, lambda path: self._engine.save(path / "engine"))
+        self._newest_checkpoint = self._version
         prune(self._checkpoints, self._config.learner.keep_checkpoints)
         oldest = oldest_kept(self._checkpoints)
         assert oldest is not None

@@ -138,8 +138,9 @@ class SamplerProcess:
     # -- tickets and problems -----------------------------------------------------------------------------------------
 
     def _ask_tickets(self) -> None:
-        version, num_wanted = self._updater.version, self._num_wanted()
-        if version is None or num_wanted <= 0 or self._finished:
+        """Ask for what there is room for; with none, still tell at once which problems were picked for which group."""
+        version, num_wanted = self._updater.version, 0 if self._finished else max(0, self._num_wanted())
+        if version is None or not (num_wanted or self._newly_bound):
             return
         if self._buffer.waits_for_tickets or not self._buffer.has_credit:
             return

@@ -2,7 +2,7 @@
 
 Every message and its answer stands in one table here; the buffer's process reads the same names. An answer that must
 wait (no ticket free, no batch ready) is held back by the buffer for a moment and then says what it waits for, so that
-no caller is ever blocked without a cause.
+no caller is ever blocked without a cause. An insert alone is held for as long as the journal's disk has no room for it.
 
     asked by   message      fields                                         answer
     sampler    hello        sampler_id                                     welcome   epoch
@@ -77,7 +77,8 @@ class SamplerChannel:
     def ask_tickets(self, version: PolicyVersion, num_wanted: int, problems: Mapping[str, str]) -> None:
         """Ask for up to `num_wanted` tickets for the weights this sampler has applied.
 
-        `problems`: the problem of each group picked since the last call, so that the buffer can name it.
+        `problems`: the problem of each group picked since the last call, so that the buffer can name it. With 0 wanted
+        that is all the message is for, and it is answered at once.
         """
         fields = {
             "sampler_id": self._sampler_id,

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from stream_grpo.buffer.admission import Admission, admit
@@ -11,7 +12,8 @@ from stream_grpo.buffer.facts import GroupFacts, batch_of_record, facts_of
 from stream_grpo.buffer.lineage import Lineage
 from stream_grpo.buffer.outcomes import outcome_of
 from stream_grpo.buffer.transitions import Kind, Transition
-from stream_grpo.transport.codec import encode_group
+from stream_grpo.learner.batching import trainable
+from stream_grpo.transport.codec import encode_group, group_to_batch
 from stream_grpo.types import EndReason, Fate, PolicyVersion, RolloutGroup
 from tests.fakes import make_group, make_rollout
 
@@ -21,11 +23,17 @@ def facts(group: RolloutGroup) -> GroupFacts:
 
 
 def judge(
-    group: RolloutGroup, *, learner: int = 0, max_policy_age: int = 2, config_hash: str | None = None
+    group: RolloutGroup,
+    *,
+    learner: int = 0,
+    max_policy_age: int = 2,
+    config_hash: str | None = None,
+    vocab_size: int | None = None,
 ) -> Admission:
     lineage = Lineage()
     lineage.apply(Transition(kind=Kind.STARTED, time_s=0, branch=0, step=learner, reason="{}"))
-    return admit(facts(group), lineage, max_policy_age=max_policy_age, signal_tolerance=1e-6, config_hash=config_hash)
+    found = facts_of(batch_of_record(encode_group(group)), vocab_size)
+    return admit(found, lineage, max_policy_age=max_policy_age, signal_tolerance=1e-6, config_hash=config_hash)
 
 
 def test_a_group_with_spread_is_accepted() -> None:
@@ -33,7 +41,7 @@ def test_a_group_with_spread_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "cause"), [([1.0, 1.0], "all_right"), ([0.0, 0.0], "all_wrong"), ([0.0, 1e-7], "coarse")]
+    ("rewards", "cause"), [([1.0, 1.0], "all_right"), ([0.0, 0.0], "all_wrong"), ([0.0, 1e-7], "same_reward")]
 )
 def test_no_spread_is_no_signal_and_says_why(rewards: list[float], cause: str) -> None:
     assert judge(make_group(rewards=rewards)) == (Fate.NO_SIGNAL, cause)
@@ -64,7 +72,79 @@ def test_another_configuration_is_invalid() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_rewards_and_logprobs_that_are_not_finite_are_invalid(bad: float) -> None:
     assert judge(make_group(rewards=[bad, 0.0])).reason.startswith("rewards: not finite")
-    assert judge(make_group(logprob=bad)).reason == "logprobs: a behavior logprob is not finite"
+    assert judge(make_group(logprob=bad)).reason == (
+        f"logprobs: token 3 of rollout 0 is {bad}, expected finite and at most 0"
+    )
+
+
+def spoiled(index: int, **changes: object) -> RolloutGroup:
+    """A group of 3 rollouts of 3 + 4 tokens, of which one is changed."""
+    group = make_group(rewards=[1.0, 0.0, 0.5])
+    rollouts = list(group.rollouts)
+    rollouts[index] = replace(rollouts[index], **changes)  # type: ignore[arg-type]
+    return replace(group, rollouts=tuple(rollouts))
+
+
+def at(name: str, position: int, value: float) -> dict[str, object]:
+    array = getattr(make_rollout(), name).copy()
+    array[position] = value
+    return {name: array}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_prompt_tokens": 0}, "tokens: rollout 1 has 0 prompt tokens of 7, a prompt and a response are needed"),
+        ({"num_prompt_tokens": 7}, "tokens: rollout 1 has 7 prompt tokens of 7, a prompt and a response are needed"),
+        ({"num_prompt_tokens": 4}, "loss mask: token 3 of rollout 1 is of the prompt and set"),
+        (at("version_step", 5, -1), "versions: token 5 of rollout 1 is sampled and of no policy version"),
+        (at("behavior_logprobs", 6, 0.5), "logprobs: token 6 of rollout 1 is 0.5, expected finite and at most 0"),
+        (
+            at("behavior_logprobs", 4, -math.inf),
+            "logprobs: token 4 of rollout 1 is -inf, expected finite and at most 0",
+        ),
+        (at("token_ids", 0, -1), "token ids: token 0 of rollout 1 is -1, outside the vocabulary of any size"),
+    ],
+)
+def test_what_the_learner_would_refuse_is_invalid_with_the_reason(changes: dict[str, object], reason: str) -> None:
+    group = spoiled(1, **changes)
+    assert judge(group) == (Fate.INVALID, reason)
+    with pytest.raises(ValueError, match="rollout 1"):
+        trainable(group, lambda rewards, valid: rewards, vocab_size=100)
+    # A rollout that is not valid is no reason: the learner leaves it out.
+    left_out = spoiled(1, **changes, reward=make_rollout(None).reward)
+    assert judge(left_out).fate in (Fate.ACCEPTED, Fate.INVALID)
+    assert trainable(left_out, lambda rewards, valid: np.where(valid, rewards, 0.0), vocab_size=100)
+    assert judge(left_out).fate is (Fate.INVALID if "version_step" in changes else Fate.ACCEPTED)
+
+
+def test_token_ids_are_below_the_vocabulary_where_it_is_known() -> None:
+    group = make_group()  # ids 5 to 11
+    assert judge(group).fate is judge(group, vocab_size=12).fate is Fate.ACCEPTED
+    reason = "token ids: token 6 of rollout 0 is 11, outside the vocabulary of 11"
+    assert judge(group, vocab_size=11) == (Fate.INVALID, reason)
+
+
+def test_a_logprob_a_rounding_above_0_is_none_the_worse() -> None:
+    assert judge(make_group(logprob=9e-7)).fate is Fate.ACCEPTED
+
+
+def test_a_null_in_a_token_column_is_no_group() -> None:
+    batch = group_to_batch(make_group())
+    ids = batch.column("token_ids").to_pylist()
+    ids[1][2] = None
+    columns = [pa.array(ids, type=field.type) if field.name == "token_ids" else batch.column(field.name)
+               for field in batch.schema]  # fmt: skip
+    with pytest.raises(ValueError, match="column token_ids: 1 tokens are null"):
+        facts_of(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
+
+
+def test_tokens_in_mixed_context_are_counted_from_where_they_begin() -> None:
+    assert facts(make_group()).mixed_context_tokens == 0
+    # Prompts of 3, responses of 4: from token 5 on 2 of the first rollout; all 4 of the second; none of the third.
+    group = make_group(rewards=[1.0, 0.0, 0.5])
+    rollouts = [replace(r, mixed_context_from=n) for r, n in zip(group.rollouts, (5, 0, None), strict=True)]
+    assert facts(replace(group, rollouts=tuple(rollouts))).mixed_context_tokens == 6
 
 
 def test_one_old_token_makes_the_group_stale() -> None:

@@ -88,12 +88,12 @@ def test_no_block_before_the_curator_has_taken_every_outcome() -> None:
     outbox._has_reader = True
     assert cause(buffer) == "the curator has taken -1 of 0 outcomes"
     outbox.next_message(buffer.journal.read)
-    outbox.answered({"next_sequence": 0, "durable_sequence": 0})
+    outbox.answered(0, 0)
     insert_all(buffer, buffer.issue(V0, 1), "+-----")
     assert cause(buffer) == "the curator has taken 0 of 6 outcomes"
     outbox.committed()
     outbox.next_message(buffer.journal.read)
-    outbox.answered({"next_sequence": 6})
+    outbox.answered(6)
     assert len(buffer.issue(V0, 1)) == 8
 
 

@@ -247,15 +247,15 @@ def test_a_log_that_is_gone_is_no_new_journal(tmp_path: Path, size: int) -> None
     assert (tmp_path / segment_name(1)).read_bytes() == before
 
 
-@pytest.mark.parametrize("name", [LOG_NAME, segment_name(1)])
-def test_another_schema_version_is_refused_naming_both(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "version"), [(LOG_NAME, "2"), (segment_name(1), "1")])
+def test_another_schema_version_is_refused_naming_both(tmp_path: Path, name: str, version: str) -> None:
     write(tmp_path, [["g1"]])
     path = tmp_path / name
-    # "1" and its padding in the schema's metadata; the length stays, so that the offsets in the log still hold.
-    data = path.read_bytes()
-    assert data.count(b"\x01\x00\x00\x001\x00") == 1
-    path.write_bytes(data.replace(b"\x01\x00\x00\x001\x00", b"\x01\x00\x00\x009\x00"))
-    sentence = r"written as stream_grpo\.\w+ version 9 .*, this program reads stream_grpo\.\w+ version 1 "
+    # The version and its padding in the schema's metadata; the length stays, so that the offsets in the log still hold.
+    data, here = path.read_bytes(), b"\x01\x00\x00\x00" + version.encode() + b"\x00"
+    assert data.count(here) == 1
+    path.write_bytes(data.replace(here, b"\x01\x00\x00\x009\x00"))
+    sentence = rf"written as stream_grpo\.\w+ version 9 .*, this program reads stream_grpo\.\w+ version {version} "
     with pytest.raises(JournalError, match=sentence):
         open_journal(tmp_path)
 

@@ -118,7 +118,9 @@ def test_report_c29_a_pool_without_signal_ends_with_its_counts() -> None:
         for ticket, rewards in zip(buffer.issue(v(0), 3), ([0.0, 0.0], [0.0, 0.0], [1.0, 1.0]), strict=True):
             assert not buffer.leases.lease(v(0), 2, 0.0).groups
             buffer.insert(group_for(ticket, v(0), rewards))
-    sentence = "6 groups in a row had no signal: 2 all right, 4 all wrong, 0 coarse, 0 invalid; in 0 of them rollouts"
+    sentence = (
+        "6 groups in a row had no signal: 2 all right, 4 all wrong, 0 same reward, 0 invalid; in 0 of them rollouts"
+    )
     with pytest.raises(Refusal, match=sentence):
         buffer.leases.lease(v(0), 2, 0.0)
     with pytest.raises(Refusal, match=sentence):
@@ -238,3 +240,67 @@ def test_memory_holds_the_bytes_of_live_groups_alone() -> None:
     assert all(group.data for group in held.accepted())
     buffer.start(v(0, 1), b1=v(0))
     assert all(group.data for group in held.accepted())
+
+
+def test_a_ticket_of_a_branch_that_was_left_is_as_old_as_what_its_sampler_may_have_applied_there() -> None:
+    """Weights 0.0, 0.1, 0.2 are published; a ticket of 0.0 may bring tokens of 0.2, 2 steps from 1.0, not 0."""
+    buffer = started(max_policy_age=2)
+    (ticket,) = buffer.issue(v(0), 1)
+    for step in range(2):
+        buffer.fill(v(step), 2)
+        buffer.train(v(step))
+    buffer.start(v(0, 1), b1=v(0))
+    held = buffer.book.tickets.get(ticket.group_id)
+    assert held
+    assert buffer.book.ticket_candidate(held).age == 2
+    # It is waited for, as a group with 0 steps left: none may be left behind with 0.
+    assert "waits for group g00000001 of s0 with 0 steps left" in buffer.leases.lease(v(0, 1), 2, 0.0).cause
+    buffer.insert(group_for(ticket, [v(0), v(1), v(2), v(2)]))
+    batch = buffer.leases.lease(v(0, 1), 2, 0.0)
+    assert (batch.groups[0].group_id, batch.ages[0]) == (ticket.group_id, 2)
+    # Whoever still has weights of the old branch may apply newer ones of it too: 5 are live, room for (2 + 1 - 2) 2.
+    assert buffer.intake.issue("s1", v(0), 1, "r", 0.0)[1].endswith("the limit for weights 2 steps old is 2")
+    assert len(buffer.issue(v(0, 1), 9)) == 1
+    restarted = buffer.restarted().book
+    assert restarted.lineage.age_in_flight(v(0)) == 2
+    assert restarted.lineage.age_in_flight(v(0, 1)) == 0
+
+
+def test_a_step_in_the_checkpoint_whose_report_was_lost_is_trained_and_not_available_again() -> None:
+    buffer = started()
+    tickets = buffer.issue(v(0), 3)
+    buffer.insert(group_for(tickets[0], v(0), [1.0, 0.0, None]))  # 12 tokens, of which 4 are of no valid rollout
+    for ticket in tickets[1:]:
+        buffer.insert(group_for(ticket, v(0)))
+    ids = lease_ids(buffer, v(0))
+    buffer.start(v(1, 1), b1=v(1))
+    assert buffer.groups == {"trained": 2, "accepted": 1}
+    assert buffer.tokens == {"generated": 28, "trained": 16, "masked": 4, "buffered": 8}
+    assert buffer.book.lineage.version == v(1, 1)
+    # A later restore to before that step takes it back.
+    buffer.start(v(0, 2), b1=v(1), b2=v(0))
+    assert buffer.groups == {"accepted": 3}
+    assert lease_ids(buffer, v(0, 2)) == ids
+
+
+def test_groups_of_another_configuration_end_before_any_lease() -> None:
+    buffer = started(config_hash="c0", max_groups_without_signal=2)
+    buffer.fill(v(0), 6)
+    trained = buffer.train(v(0))
+    lease_ids(buffer, v(1))
+    # The run begins again with another configuration: 2 are buffered, 2 leased, 2 trained but not final.
+    journal = buffer.journal
+    buffer = Buffer(journal, config_hash="c1", max_groups_without_signal=2)
+    assert buffer.groups == {"trained": 2, "invalid": 4}
+    assert buffer.tokens == {"generated": 48, "trained": 16, "invalid": 32}
+    assert buffer.book.ledger.ends["invalid: config changed"] == 4
+    assert buffer.book.num_live == 0
+    assert journal.rows[-1].reason == "config changed: the group has c0, the run c1"
+    # A restore to before the step does not bring the trained ones back either.
+    buffer.start(v(0, 1), b1=v(0))
+    assert buffer.groups == {"invalid": 6}
+    assert {row.group_id for row in journal.rows[-2:]} == set(trained)
+    # They had signal once: they are no pool without any.
+    assert buffer.book.signal.num_without == 0
+    assert "0 groups buffered" in buffer.leases.lease(v(0, 1), 2, 0.0).cause
+    assert Buffer(journal, config_hash="c1").groups == {"invalid": 6}

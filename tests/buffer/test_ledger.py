@@ -101,6 +101,11 @@ def test_an_illegal_transition_is_refused(rows: list[Kind], sentence: str) -> No
         ledger_of(*map(entry, rows))
 
 
+def test_a_group_has_one_record() -> None:
+    with pytest.raises(LedgerError, match="group g1: it is accepted and has a record, another cannot come"):
+        ledger_of(entry(Kind.TICKETED), entry(Kind.ACCEPTED, tokens=10), entry(Kind.INVALID, tokens=3))
+
+
 def test_tokens_that_do_not_add_up_are_refused_before_anything_is_entered() -> None:
     ledger = ledger_of(entry(Kind.TICKETED), entry(Kind.ACCEPTED, tokens=10), entry(Kind.LEASED))
     with pytest.raises(LedgerError, match="group g1: 10 sampled tokens, the learner accounts for 9"):

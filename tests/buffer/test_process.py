@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from curator.client import Curator
 from curator.wire import Client, RemoteError, Server
 from stream_grpo.buffer.journal import LOG_NAME
 from stream_grpo.buffer.process import BufferProcess, credits_for
@@ -37,7 +38,7 @@ class Running:
     def again(self) -> None:
         self.server = Server(self._address, credits=credits_for(self.stream))
         self._address = self.server.address
-        curator = Client(self.curator.address, name="buffer", peer="curator", resend_s=0.2) if self.curator else None
+        curator = Curator(self.curator.address, name="buffer", resend_s=0.2) if self.curator else None
         self.process = BufferProcess(
             self.server, curator, directory=self.directory, stream=self.stream, buffer=BufferSettings(), seed=7,
             **self.settings,
@@ -284,25 +285,113 @@ def test_report_c29_over_the_wire_with_a_warning_on_the_way(
     learner, sampler = running.learner(), running.sampler()
     for _ in range(2):
         insert(sampler, tickets_for(sampler, 4), rewards=[0.0, 0.0, 0.0])
-    with pytest.raises(RemoteError, match="8 groups in a row had no signal: 0 all right, 8 all wrong, 0 coarse"):
+    with pytest.raises(RemoteError, match="8 groups in a row had no signal: 0 all right, 8 all wrong, 0 same reward"):
         learner.lease(V0, 2)
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert [message.split(" ")[0] for message in warnings] == ["2", "4"]
 
 
-def test_a_full_disk_is_refused_by_name_and_asked_for_nothing_more(run: Callable[..., Running]) -> None:
-    running = run()
+def test_a_full_disk_holds_groups_until_there_is_room_and_says_so(
+    run: Callable[..., Running], caplog: pytest.LogCaptureFixture
+) -> None:
+    running = run(sample_deadline_s=0.5)
     learner, sampler = running.learner(), running.sampler()
-    tickets = tickets_for(sampler, 3)
+    tickets = tickets_for(sampler, 4)
     insert(sampler, tickets[:2])
-    running.process._free_bytes = lambda: 1 << 20
+    running.process._disk.free_bytes = lambda: 1 << 20
+    eventually(lambda: bool(caplog.records))
     sampler.insert(group_for(tickets[2], V0))
-    with pytest.raises(RemoteError, match="the journal's disk is full: 1 MiB are free"):
-        eventually(lambda: bool(sampler.poll(0.05)[1]))
     fields = {"sampler_id": "s1", "version": [0, 0], "num_wanted": 1, "problems": {}}
     assert "disk is full" in running.client().call("tickets", fields).fields["cause"]
-    # What was acknowledged is trained all the same.
+    # What was acknowledged is trained all the same, and rubbish is refused once it is looked at.
     assert train(learner, learner.lease(V0, 2), V0)["groups"]["trained"] == 2
+    rubbish = running.client()
+    rubbish.post("insert", {}, (b"rubbish",))
+    # No ticket ends meanwhile: its group may be held, or on its way.
+    time.sleep(0.6)
+    assert sampler.poll(0.0) == ([], [])
+    assert sampler.num_unacknowledged == 1
+    running.process._disk.free_bytes = lambda: 1 << 40
+    assert [taken.fate for taken in all_taken(sampler)] == [Fate.ACCEPTED]
+    assert [answer.kind for answer in rubbish.poll(WAIT_S)] == ["error"]
+    assert read_ledger(running.client())["groups"]["stale"] == 0
+    assert [record.message for record in caplog.records] == [
+        "the journal's disk is full: 1 MiB are free, buffer.min_free_bytes asks for 256 MiB; groups are held and no "
+        "tickets issued until there is room"
+    ]
+
+
+def test_a_held_group_outlives_its_sampler(run: Callable[..., Running]) -> None:
+    running = run()
+    running.learner()
+    sampler = running.sampler()
+    tickets = tickets_for(sampler, 1)
+    running.process._disk.free_bytes = lambda: 0
+    sampler.insert(group_for(tickets[0], V0))
+    running.sampler()  # the same name begins anew
+    running.process._disk.free_bytes = lambda: 1 << 40
+    assert [taken.fate for taken in all_taken(sampler)] == [Fate.ACCEPTED]
+
+
+def test_names_of_problems_are_taken_at_once_and_without_tickets(run: Callable[..., Running]) -> None:
+    running = run(max_policy_age=0, sample_deadline_s=0.4)
+    running.learner()
+    sampler = running.sampler()
+    tickets = tickets_for(sampler, 1)
+    began = time.monotonic()
+    sampler.ask_tickets(V0, 0, {tickets[1].group_id: "add/1"})
+    while sampler.waits_for_tickets:
+        assert sampler.poll(0.05) == ([], [])
+    assert time.monotonic() - began < 0.4
+    # Its sampler dies: the log names the problem all the same.
+    eventually(lambda: running.process.status()["ends"].get("stale: deadline") == 4)
+    log = pa.ipc.open_stream((running.directory / LOG_NAME).read_bytes()).read_all().to_pylist()
+    ends = {row["group_id"]: row["problem_id"] for row in log if row["kind"] == "stale"}
+    assert ends == {ticket.group_id: "add/1" if ticket is tickets[1] else "" for ticket in tickets}
+
+
+def test_tickets_that_end_reach_the_curator_in_journal_order(run: Callable[..., Running]) -> None:
+    running = run(curator=FakeCurator(), sample_deadline_s=0.3)
+    assert running.curator
+    running.learner()
+    sampler = running.sampler()
+    tickets = tickets_for(sampler, 2)
+    insert(sampler, tickets[1:])
+    outcomes = running.curator.outcomes
+    eventually(lambda: len(outcomes) == 2)
+    assert [(o.sequence, o.group_id, o.fate) for o in outcomes] == [
+        (0, "g00000002", "accepted"), (1, "g00000001", "stale")
+    ]  # fmt: skip
+    running.kill()
+    outcomes.clear()
+    running.again()
+    eventually(lambda: len(outcomes) == 2)
+    assert [o.group_id for o in outcomes] == ["g00000002", "g00000001"]
+
+
+def test_a_group_the_learner_would_refuse_never_reaches_it(run: Callable[..., Running]) -> None:
+    running = run()
+    running.kill()
+    running.settings = {"vocab_size": 11, "config_hash": "c0"}
+    running.again()
+    running.learner()
+    sampler = running.sampler()
+    # The ids of these groups are 5 to 11.
+    (taken,) = insert(sampler, tickets_for(sampler, 1))
+    assert (taken.fate, taken.reason) == (
+        Fate.INVALID, "token ids: token 6 of rollout 0 is 11, outside the vocabulary of 11"
+    )  # fmt: skip
+
+
+def test_a_batch_is_given_again_and_not_remembered(run: Callable[..., Running]) -> None:
+    running = run()
+    learner, sampler = running.learner(), running.sampler()
+    insert(sampler, tickets_for(sampler, 4))
+    first = learner.lease(V0, 2)
+    assert [group.group_id for group in learner.lease(V0, 2).groups] == [group.group_id for group in first.groups]
+    remembered = [answer for answer in running.server._answers.values() if answer is not None]
+    assert remembered
+    assert all(len(frames) == 1 for frames in remembered)  # headers alone, no bodies
 
 
 @pytest.mark.parametrize(
@@ -341,13 +430,14 @@ def test_status_is_plain_and_complete(run: Callable[..., Running]) -> None:
     running = run()
     running.learner()
     sampler = running.sampler()
-    insert(sampler, tickets_for(sampler, 2))
+    insert(sampler, tickets_for(sampler, 2), mixed_context_from=5)
     eventually(lambda: running.process.status()["buffered"] == 2)
     status = running.process.status()
     assert (status["live"], status["in_flight"], status["leased"]) == (2, 0, 0)
     assert status["expected_share"] == 3 / 4
     assert status["bytes_on_disk"] == sum(path.stat().st_size for path in running.directory.iterdir())
     assert status["ledger"]["closes"]
+    assert status["mixed_context_tokens"] == 8  # of 3 + 4 tokens the last 2, in 2 groups of 2 rollouts
     assert 0 < status["longest_commit_s"] <= status["commit_s"]
 
 

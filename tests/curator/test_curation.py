@@ -59,6 +59,17 @@ def test_problems_in_flight_are_not_picked_and_come_back_with_their_outcome(tmp_
     assert ids(curation.next(["e"])) == [picked[1]]
 
 
+def test_a_ticket_that_ended_without_a_group_frees_its_problem_and_says_nothing_of_it(tmp_path: Path) -> None:
+    curation = make_curation(make_pool(tmp_path / "pool", 2))
+    picked = ids(curation.next(["a", "b"]))
+    # One whose sampler had said which problem it had, one of which nobody knows.
+    named = make_outcome(0, picked[0], group_id="a", passed=0, failed=0, fate="stale")
+    curation.report([named, make_outcome(1, "", group_id="b", passed=0, failed=0, fate="stale")])
+    stats = curation.stats()
+    assert (stats["in_flight"], stats["seen"], stats["unknown_problems"]) == (0, 0, 0)
+    assert sorted(ids(curation.next(["c", "d"]))) == sorted(picked)
+
+
 def test_a_small_pool_does_not_stall(tmp_path: Path) -> None:
     curation = make_curation(make_pool(tmp_path / "pool", 3))
     picked = ids(curation.next([f"g{i}" for i in range(7)]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from curator.client import Curator, Picked, Refused, Reported
+from curator.client import Curator, Picked, Positioned, Refused, Reported
 from curator.pool import Pool
 from curator.service import CuratorService
 from curator.wire import Client, RemoteError, WireError
@@ -132,3 +132,43 @@ def test_a_stop_flushes_and_frees_the_pool(tmp_path: Path, connect: Connect) -> 
     opened = Pool.open(pool.path)
     assert opened.last_sequence() == 0
     opened.become_writer()
+
+
+def test_status_is_that_of_the_loop_and_at_most_a_second_old(tmp_path: Path) -> None:
+    """It is asked for from other threads, and the state is of one thread alone."""
+    now = [0.0]
+    pool = make_pool(tmp_path / "pool", 10)
+    service = CuratorService(pool, "tcp://127.0.0.1:*", group_size=4, timer=lambda: now[0])
+    stop = threading.Event()
+    thread = threading.Thread(target=service.run, args=(stop,))
+    thread.start()
+    curator = Curator(service.address, name="test", timeout_s=5)
+    assert service.status()["picks"] == 0
+    curator.next(["a"])
+    curator.next(["b"])
+    assert service.status() is service.status()
+    assert service.status()["picks"] == 0
+    now[0] = 1.0
+    curator.next(["c"])
+    curator.next(["d"])
+    assert service.status()["picks"] >= 2
+    stop.set()
+    thread.join(10)
+    curator.close()
+    assert service.status()["picks"] == 4
+
+
+def test_picks_are_given_again_and_not_remembered(tmp_path: Path, connect: Connect) -> None:
+    with running(make_pool(tmp_path / "pool", 10)) as service:
+        curator = connect(service)
+        assert curator.next(["a", "b"]) == curator.next(["a", "b"])
+        curator.position()
+        assert len(service._server._answers) == 1
+
+
+def test_the_position_is_asked_without_waiting(tmp_path: Path, connect: Connect) -> None:
+    with running(make_pool(tmp_path / "pool")) as service:
+        curator = connect(service)
+        curator.report([make_outcome(0)])
+        asked = curator.post_position()
+        assert curator.poll(5) == [Positioned(asked, 1, 0)]

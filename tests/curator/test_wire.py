@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from curator.wire import Client, Keys, RemoteError, Request, Server, WireError, WireTimeout
+from curator import wire
+from curator.wire import Client, Keys, Message, RemoteError, Request, Server, WireError, WireTimeout
 
 
 @contextmanager
@@ -62,6 +63,48 @@ def test_a_repeat_is_answered_again_and_handled_once() -> None:
         assert client.call("do").kind == "done"
         client.close()
     assert handled == ["1", "2"]
+
+
+def test_a_repeat_of_what_is_not_remembered_is_handled_again() -> None:
+    server = Server()
+    handled: list[str] = []
+
+    def answer(request: Request) -> None:
+        handled.append(request.message.id)
+        server.reply(request, "done", body=(b"large",), remember=False)
+
+    with serving(server, answer):
+        client = Client(server.address, name="a")
+        assert client.call("do").body == (b"large",)
+        client._socket.send_multipart(wire._encode(Message("do", id="1")))
+        assert client.call("do").body == (b"large",)
+        # The second answer to message 1 belongs to nothing and is dropped.
+        assert client.poll(0.05) == []
+        client.close()
+    assert handled == ["1", "1", "2"]
+    assert not server._answers
+
+
+def test_what_stays_unanswered_is_sent_again_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[float] = []
+    encode, now = wire._encode, [100.0]
+
+    def noted(message: Message, credits: int = 0) -> list[bytes]:
+        sent.append(now[0])
+        return encode(message, credits)
+
+    monkeypatch.setattr(wire, "_encode", noted)
+    monkeypatch.setattr(wire.time, "monotonic", lambda: now[0])
+    server = Server()
+    client = Client(server.address, name="a", resend_s=2.0)
+    client.post("insert", body=(b"large",))
+    while now[0] < 146.0:
+        now[0] += 0.5
+        client.poll()
+    client.close()
+    server.close()
+    # Pauses of 2, 4, 8 and then 10 s at most.
+    assert sent == [100.0, 102.0, 106.0, 114.0, 124.0, 134.0, 144.0]
 
 
 def test_a_message_sent_before_the_server_is_there_is_answered_once_it_is() -> None:

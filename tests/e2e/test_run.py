@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from stream_grpo.config_file import load
-from tests.e2e.conftest import COMMAND, Live, Run
+from tests.e2e.conftest import COMMAND, ROOT, Live, Run, arguments
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -91,6 +92,16 @@ def test_the_run_leaves_its_record(run: Run) -> None:
     assert list((run.path / "wandb").glob("offline-run-*"))
     assert [line["step"] for line in run.lines("step")] == list(range(1, 25))
     assert "rise" in run.output
+
+
+def test_at_age_0_every_group_is_of_the_learners_own_weights(made: Path, tmp_path: Path) -> None:
+    settings: dict[str, object] = {"run.num_steps": 3, "evaluation.num_problems": 0, "stream.max_policy_age": 0}
+    done = subprocess.run(arguments(made, tmp_path, "sync", **settings), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = Run(tmp_path / "sync", done.stdout).summary
+    assert summary["age"] == {"max": 0, "mean": 0.0}
+    assert summary["groups"]["trained"] == 3 * load(tmp_path / "sync" / "config.toml").stream.groups_per_step
+    assert summary["ledger_closes"]
 
 
 def test_it_goes_on_after_ctrl_c_and_survives_the_death_of_its_sampler(

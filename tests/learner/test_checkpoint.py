@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,17 +20,16 @@ def write_weights(folder: Path) -> None:
 
 
 def checkpoint(root: Path, step: int, branch: int = 0) -> Path:
-    return write_checkpoint(root, PolicyVersion(branch, step), write_weights, {"step": step})
+    return write_checkpoint(root, PolicyVersion(branch, step), write_weights)
 
 
-def test_a_written_checkpoint_is_found_with_its_state(tmp_path: Path) -> None:
+def test_a_written_checkpoint_is_found(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "checkpoints", 10)
     assert newest_complete(tmp_path / "checkpoints") == (path, [])
     found = verify(path)
     assert found.version == PolicyVersion(0, 10)
-    assert found.client_state() == {"step": 10}
-    assert sorted(found.files) == ["client_state.json", "engine/weights.pt", "latest"]
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-0.10"]
+    assert sorted(found.files) == ["engine/weights.pt", "latest"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["checkpoint-0.10", "index.json"]
 
 
 def test_newest_is_by_number_and_branch_comes_first(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_writer_that_dies_leaves_the_older_one_and_is_named(tmp_path: Path) ->
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_checkpoint(tmp_path, PolicyVersion(0, 20), die, {})
+        write_checkpoint(tmp_path, PolicyVersion(0, 20), die)
     path, warnings = newest_complete(tmp_path)
     assert path == sound
     assert len(warnings) == 1
@@ -92,14 +92,18 @@ def test_a_writer_that_dies_leaves_the_older_one_and_is_named(tmp_path: Path) ->
     assert warnings == []
 
 
-def test_writing_again_keeps_the_damaged_and_refuses_over_the_complete(tmp_path: Path) -> None:
-    first = checkpoint(tmp_path, 20)
-    with pytest.raises(CheckpointError, match="complete checkpoint of this version"):
-        checkpoint(tmp_path, 20)
-    (first / "latest").unlink()
+def test_a_version_is_written_once(tmp_path: Path) -> None:
     checkpoint(tmp_path, 20)
-    assert verify(first).version == PolicyVersion(0, 20)
-    assert (tmp_path / "checkpoint-0.20.damaged-0" / "engine" / "weights.pt").exists()
+    with pytest.raises(CheckpointError, match="a checkpoint of this version already"):
+        checkpoint(tmp_path, 20)
+
+
+def test_what_another_run_wrote_is_never_loaded(tmp_path: Path) -> None:
+    sound, foreign = checkpoint(tmp_path / "ours", 10), checkpoint(tmp_path / "theirs", 20)
+    shutil.copytree(foreign, tmp_path / "ours" / foreign.name)
+    path, warnings = newest_complete(tmp_path / "ours")
+    assert path == sound
+    assert warnings == ["checkpoint-0.20: its manifest is not one that this run wrote; not used, not removed"]
 
 
 def test_prune_keeps_the_newest_complete_and_every_damaged_one(tmp_path: Path) -> None:
@@ -107,7 +111,7 @@ def test_prune_keeps_the_newest_complete_and_every_damaged_one(tmp_path: Path) -
         checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-0.40" / "latest").unlink()
     assert [p.name for p in prune(tmp_path, 2)] == ["checkpoint-0.10"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-0.20", "checkpoint-0.30", "checkpoint-0.40"]
+    assert sorted(p.name for p in tmp_path.glob("check*")) == ["checkpoint-0.20", "checkpoint-0.30", "checkpoint-0.40"]
     with pytest.raises(ValueError, match="expected 1 or more"):
         prune(tmp_path, 0)
 

@@ -127,14 +127,14 @@ def test_a_restored_engine_continues_bit_for_bit(
     engine: LearnerEngine, model_dir: Path, random_groups: Groups, tmp_path: Path
 ) -> None:
     batches = [batch_of(engine, random_groups(2, 4, VOCAB, seed)) for seed in (10, 11)]
-    engine.save(tmp_path, {"branch": 1})
+    engine.save(tmp_path)
     step, before = engine.step, digest(engine)
     losses = [engine.train_step(b)["loss"] for b in batches]
     after = digest(engine)
     assert before != after
     fresh = LearnerEngine(model_dir, learner=LEARNER, algo=Algo(), **(SETTINGS | {"seed": 1}))
     for restored in (engine, fresh):
-        assert restored.load(tmp_path) == {"branch": 1}
+        restored.load(tmp_path)
         assert (restored.step, digest(restored)) == (step, before)
         assert [restored.train_step(b)["loss"] for b in batches] == losses
         assert digest(restored) == after
@@ -223,6 +223,6 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(
     batch = batch_of(broken, random_groups(1, 4, VOCAB, 1))
     batch.minibatches[0].microbatches[0].advantages_B[0] = np.nan
     before = digest(broken)
-    with pytest.raises(FloatingPointError, match="learner step 0"):
+    with pytest.raises(FloatingPointError, match="learner step 1"):
         broken.train_step(batch)
     assert digest(broken) == before

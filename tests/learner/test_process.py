@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from curator.wire import Client, Server
+from curator.wire import Client, RemoteError, Server
 from stream_grpo.config import Config
 from stream_grpo.config_file import parse
 from stream_grpo.errors import StallError
@@ -48,13 +48,12 @@ class FakeEngine:
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "w", torch.tensor([self.weight])
 
-    def save(self, directory: Path, client_state: Mapping[str, Any]) -> None:
+    def save(self, directory: Path) -> None:
         directory.mkdir(parents=True)
         (directory / "weight.json").write_text(json.dumps(self.weight))
 
-    def load(self, directory: Path) -> dict[str, Any]:
+    def load(self, directory: Path) -> None:
         self.weight = json.loads((directory / "weight.json").read_text())
-        return {}
 
     def export(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
@@ -159,7 +158,7 @@ def test_a_batch_that_never_comes_ends_with_its_cause_and_a_checkpoint(tmp_path:
         pytest.raises(StallError, match=r"no batch for step 1 .*: waits for group g7 of sampler-0"),
     ):
         learner(config, channel, FakeEngine(), clock=lambda: float(next(seconds))).run(threading.Event())
-    assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == ["checkpoint-0.0"]
+    assert [path.name for path in (config.run_dir / "checkpoints").glob("check*")] == ["checkpoint-0.0"]
 
 
 def test_a_stop_ends_the_wait_and_leaves_a_checkpoint(tmp_path: Path) -> None:
@@ -174,3 +173,19 @@ def test_a_stop_ends_the_wait_and_leaves_a_checkpoint(tmp_path: Path) -> None:
         thread.join(5)
         assert not thread.is_alive()
     assert (config.run_dir / "checkpoints" / "checkpoint-0.0").exists()
+
+
+def test_a_step_that_the_buffer_never_heard_of_is_in_no_checkpoint(tmp_path: Path) -> None:
+    config = configuration(tmp_path)
+
+    class Deaf(FakeBuffer):
+        def answer(self, request: Any) -> None:
+            if request.message.kind == "trained":
+                self.server.refuse(request, "the journal is gone")
+            else:
+                super().answer(request)
+
+    with serving(Deaf()) as channel, pytest.raises(RemoteError, match="the journal is gone"):
+        learner(config, channel, FakeEngine()).run(threading.Event())
+    # A restore that contained the step would have its groups trained a second time.
+    assert not list((config.run_dir / "checkpoints").glob("check*"))

@@ -63,6 +63,7 @@ class Outside:
     groups: list[RolloutGroup] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     num_hellos: int = 0
+    holds_inserts: bool = False
 
     def __post_init__(self) -> None:
         self.buffer, self.curator, self.stop = Server(), Server(), threading.Event()
@@ -81,9 +82,9 @@ class Outside:
             elif kind == "tickets":
                 self.asked.append(dict(fields))
                 self.problems |= fields["problems"]
-                tickets = self.blocks.pop(0) if self.blocks else []
+                tickets = self.blocks.pop(0) if self.blocks and fields["num_wanted"] else []
                 self.buffer.reply(request, "tickets", {"tickets": [asdict(t) for t in tickets], "cause": ""})
-            else:
+            elif not self.holds_inserts:
                 self.groups.append(decode_group(request.message.body[0]))
                 self.buffer.reply(request, "taken", {"fate": "accepted", "reason": ""})
 
@@ -238,6 +239,29 @@ def test_at_age_0_the_whole_block_is_added_in_order_before_the_first_step(outsid
     adds = [i for i, event in enumerate(engine.events) if event[0] == "add" and str(event[1]).startswith("h0")]
     steps_before = [event for event in engine.events[: adds[0]] if event[0] == "step"]
     assert steps_before == [("step", 60)] * 3
+
+
+def test_at_age_0_problems_are_named_while_the_block_runs(outside: Outside, tmp_path: Path) -> None:
+    outside.blocks = [[ticket("g0"), ticket("g1")], [ticket("h0")]]
+    publish(tmp_path / "weights", 5)
+    stream, long = {"max_policy_age": 0}, {"max_new_tokens": 240}
+    running = Running(outside, tmp_path, Slow(num_slots=8), stream=stream, sampler=long)
+    named: list[bool] = []
+    running.until(lambda: len(outside.problems) == 2 and not named.append(not outside.groups))
+    assert named[0]
+    assert [(asked["num_wanted"] > 0, asked["version"]) for asked in outside.asked[:2]] == [
+        (True, [0, 5]), (False, [0, 5])
+    ]  # fmt: skip
+    assert outside.asked[1]["problems"] == {"g0": "of-g0", "g1": "of-g1"}
+
+
+def test_a_buffer_that_holds_a_group_is_waited_for_by_name(outside: Outside, tmp_path: Path) -> None:
+    outside.blocks, outside.holds_inserts = [[ticket("g0")]], True
+    publish(tmp_path / "weights", 0)
+    with pytest.raises(StallError, match=r"s0 waited .* for the buffer to answer"):
+        Running(outside, tmp_path, FakeEngine(num_slots=8), stream={"stall_timeout_s": 0.3, "max_policy_age": 0}).until(
+            lambda: False
+        )
 
 
 def test_new_weights_come_between_two_steps_and_label_the_tokens_after_them(outside: Outside, tmp_path: Path) -> None:

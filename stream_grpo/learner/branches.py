@@ -9,7 +9,7 @@ from pathlib import Path
 from stream_grpo.types import PolicyVersion
 
 
-class Lineage:
+class Branches:
     """Every restore opens a branch above all earlier ones, so that a version is never given out twice."""
 
     def __init__(self, path: Path, forks: dict[int, PolicyVersion], num_branches: int) -> None:
@@ -18,13 +18,13 @@ class Lineage:
         """For every branch above 0 the version it forks from."""
 
     @staticmethod
-    def load(path: Path) -> Lineage:
+    def load(path: Path) -> Branches:
         """Read the file; a run without one has no branch yet."""
         if not path.exists():
-            return Lineage(path, {}, 0)
+            return Branches(path, {}, 0)
         plain = json.loads(path.read_text(encoding="utf-8"))
         forks = {int(branch): PolicyVersion(*fork) for branch, fork in plain["forks"].items()}
-        return Lineage(path, forks, int(plain["num_branches"]))
+        return Branches(path, forks, int(plain["num_branches"]))
 
     def open(self, fork: PolicyVersion) -> PolicyVersion:
         """Open the next branch at `fork` and return its first version. Durable before it returns."""
@@ -39,4 +39,7 @@ class Lineage:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
         return PolicyVersion(branch, fork.step)

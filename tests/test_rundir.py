@@ -1,0 +1,122 @@
+"""What a run checks and writes before anything starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from curator.pool import Pool
+from stream_grpo.config import Config
+from stream_grpo.config_file import load_run, parse
+from stream_grpo.errors import ConfigError
+from stream_grpo.make_model import new_model, new_tokenizer
+from stream_grpo.parts import heldout_problems
+from stream_grpo.rundir import prepare
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "model"
+    new_model().save_pretrained(path)
+    new_tokenizer().save_pretrained(path)
+    return path
+
+
+def write_rows(path: Path, sums: list[tuple[int, int]], **more: str) -> Path:
+    rows = [
+        {"id": f"{a}+{b}", "prompt": f"{a}+{b}=", "answer": str(a + b), "verifier": "exact", **more} for a, b in sums
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def configuration(tmp_path: Path, model_dir: Path, **sections: dict[str, Any]) -> Config:
+    pool = write_rows(tmp_path / "pool.jsonl", [(a, 30) for a in range(10, 30)], domain="add-2")
+    heldout = write_rows(tmp_path / "heldout.jsonl", [(a, 30) for a in range(10, 14)], domain="add-2")
+    tree = {
+        "model": {"path": str(model_dir), "max_length_tokens": 128},
+        "run": {"name": "r", "root": str(tmp_path / "runs")},
+        "pool": {"files": [str(pool)]},
+        "evaluation": {"files": [str(heldout)], "num_problems": 3},
+    }
+    for name, section in sections.items():
+        tree[name] = tree.get(name, {}) | section
+    return parse(tree, "test")
+
+
+def test_a_new_run_has_its_pool_its_held_out_problems_and_its_manifest(tmp_path: Path, model_dir: Path) -> None:
+    said: list[str] = []
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=said.append)
+    heldout = heldout_problems(config)
+    assert len(heldout) == 3  # evaluation.num_problems
+    ids = {problem.problem_id for problem in Pool.open(config.run_dir / "pool").problems()}
+    # 20 problems, of which the 3 that are evaluated leave the pool by content.
+    assert len(ids) == 17
+    assert not ids & {problem.problem_id for problem in heldout}
+    assert "3 problems are held out by content and leave the pool" in said
+    manifest = json.loads((config.run_dir / "manifest.json").read_text())
+    assert manifest["group_config_hash"]
+    assert "model.safetensors" in manifest["model_sha256"]
+    assert load_run(config.run_dir) == config
+
+
+def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path, model_dir: Path) -> None:
+    config = configuration(tmp_path, model_dir)
+    prepare(config, resume=False, say=lambda line: None)
+    with pytest.raises(ConfigError, match=r"exists: choose another run.name, or go on with --resume"):
+        prepare(config, resume=False, say=lambda line: None)
+
+
+def test_a_resume_needs_no_problem_files_and_says_what_changed(tmp_path: Path, model_dir: Path) -> None:
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+    before = json.loads((config.run_dir / "manifest.json").read_text())
+    (tmp_path / "pool.jsonl").unlink()
+    (tmp_path / "heldout.jsonl").unlink()
+    said: list[str] = []
+    changed = load_run(config.run_dir, ["sampler.temperature=0.5", "run.num_steps=7"])
+    prepare(changed, resume=True, say=said.append)
+    assert said == ["changed: run.num_steps = 7 (was 100)", "changed: sampler.temperature = 0.5 (was 1.0)"]
+    after = json.loads((config.run_dir / "manifest.json").read_text())
+    # Sampling settings are part of what every group carries; the number of steps is not.
+    assert after["group_config_hash"] != before["group_config_hash"]
+    assert after["resumed"][0]["group_config_hash"] == after["group_config_hash"]
+    assert load_run(config.run_dir).sampler.temperature == 0.5
+
+
+def test_a_resume_with_another_model_is_refused(tmp_path: Path, model_dir: Path) -> None:
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+    manifest = config.run_dir / "manifest.json"
+    plain = json.loads(manifest.read_text())
+    plain["model_sha256"]["model.safetensors"] = "0"
+    manifest.write_text(json.dumps(plain))
+    with pytest.raises(ConfigError, match="not the model that this run began with"):
+        prepare(config, resume=True, say=lambda line: None)
+
+
+def test_prompts_that_do_not_fit_are_named_and_too_many_are_refused(tmp_path: Path, model_dir: Path) -> None:
+    said: list[str] = []
+    # 64 tokens are left for a prompt; this one has 35 + 1 + 35 + 1.
+    long = write_rows(tmp_path / "long.jsonl", [(10**34 + 1, 10**34)], domain="add-2")
+    some = {"files": [str(tmp_path / "pool.jsonl"), str(long)]}
+    config = prepare(configuration(tmp_path, model_dir, pool=some), resume=False, say=said.append)
+    assert len(Pool.open(config.run_dir / "pool").problems()) == 17
+    assert any("a prompt of 72 tokens, at most 64 fit" in line for line in said), said
+    only = {"files": [str(long)], "max_refused_share": 0.5}
+    with pytest.raises(ConfigError, match=r"1 of 1 prompts cannot be sampled, .*pool\.max_refused_share allows 50%"):
+        prepare(configuration(tmp_path, model_dir, pool=only, run={"name": "s"}), resume=False, say=lambda line: None)
+
+
+def test_an_unknown_verifier_is_refused_before_anything_starts(tmp_path: Path, model_dir: Path) -> None:
+    config = configuration(tmp_path, model_dir)
+    rows = (tmp_path / "pool.jsonl").read_text().replace('"exact"', '"exakt"')
+    (tmp_path / "pool.jsonl").write_text(rows)
+    with pytest.raises(ConfigError, match="no verifier is called 'exakt'; known: exact"):
+        prepare(config, resume=False, say=lambda line: None)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_missing_files_are_all_named(tmp_path: Path, model_dir: Path) -> None:
+    config = configuration(tmp_path, model_dir, model={"path": "nowhere"}, pool={"files": ["none.jsonl"]})
+    with pytest.raises(ConfigError, match=r"(?s)model\.path = .*nowhere: no config\.json.*pool\.files: .*none\.jsonl"):
+        prepare(config, resume=False, say=lambda line: None)
