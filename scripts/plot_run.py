@@ -61,7 +61,7 @@ def draw_age(axis: Axes, steps: list[dict[str, Any]]) -> None:
     axis.set_title("policy age at lease, in learner steps", loc="left")
     axis.set_xlabel("learner step")
     axis.set_ylim(0)
-    axis.legend(frameon=False, ncols=2)
+    axis.legend(frameon=True, framealpha=0.9, edgecolor="none", ncols=2, loc="lower right")
 
 
 def draw_tokens(axis: Axes, steps: list[dict[str, Any]]) -> None:
