@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class Section(BaseModel):
     """A frozen part of the tree."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Run(Section):
@@ -102,6 +102,10 @@ class Sampler(Section):
     """Compute threads of one sampler on CPU. Two on busy cores are several times slower than one."""
     num_gpus: float = Field(0, ge=0)
     """GPUs of one sampler, as Ray counts them."""
+    engine: Literal["in_process", "async"] = "in_process"
+    """`in_process`: vLLM in the sampler's process; `async`: in processes of its own, where it has several workers."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """Workers that share the layers of one engine (`async`)."""
     kv_after_update: Literal["keep", "recompute"] = "keep"
     """What happens to the KV cache of running sequences when weights change."""
     max_restarts: int = Field(10, ge=0)
@@ -291,6 +295,7 @@ def _sampler_complaints(config: Config) -> Iterable[str]:
             f"sampler.group_size = {sampler.group_size}: a group must fit sampler.max_num_seqs = "
             f"{sampler.max_num_seqs}; raise max_num_seqs"
         )
+    yield from _worker_complaints(sampler)
     if sampler.max_new_tokens >= config.model.max_length_tokens:
         yield (
             f"sampler.max_new_tokens = {sampler.max_new_tokens}: no room for a prompt in model.max_length_tokens = "
@@ -310,6 +315,20 @@ def _sampler_complaints(config: Config) -> Iterable[str]:
                 f"sampler.{name} = {value}: the sampler would draw from a smaller support than the learner's "
                 f"distribution, and ratios would be wrong; use {full}"
             )
+
+
+def _worker_complaints(sampler: Sampler) -> Iterable[str]:
+    num_workers = sampler.tensor_parallel_size
+    if num_workers > 1 and sampler.engine == "in_process":
+        yield (
+            f"sampler.tensor_parallel_size = {num_workers}: sampler.engine = 'in_process' is one process, which is one "
+            f"worker; use sampler.engine = 'async', or tensor_parallel_size = 1"
+        )
+    if 0 < sampler.num_gpus < num_workers:
+        yield (
+            f"sampler.num_gpus = {sampler.num_gpus:g}: each of sampler.tensor_parallel_size = {num_workers} workers "
+            f"needs a GPU of its own; use num_gpus = {num_workers}"
+        )
 
 
 def _stream_complaints(config: Config) -> Iterable[str]:

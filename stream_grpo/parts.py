@@ -94,7 +94,7 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str) ->
     from curator.client import Curator
     from stream_grpo.rewards.score import Scorer
     from stream_grpo.rewards.verifiers import VERIFIERS
-    from stream_grpo.sampler.engine import InProcessEngine
+    from stream_grpo.sampler.engines import make_engine
     from stream_grpo.sampler.process import SamplerProcess
     from stream_grpo.sampler.prompts import Prompts
     from stream_grpo.transport.channels import SamplerChannel
@@ -103,7 +103,7 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str) ->
     return SamplerProcess(
         config,
         sampler_id,
-        InProcessEngine(config),
+        make_engine(config),
         SamplerChannel(Client(buffer, name=sampler_id, peer="buffer"), sampler_id),
         Curator(curator, name=sampler_id),
         Subscriber(config.run_dir / "weights"),
@@ -144,12 +144,12 @@ class Evaluation:
 
     def __init__(self, config: Config, problems: Sequence[Problem]) -> None:
         from stream_grpo.rewards.score import Scorer
-        from stream_grpo.sampler.engine import InProcessEngine
+        from stream_grpo.sampler.engines import make_engine
         from stream_grpo.sampler.prompts import Prompts
 
         self._config = config
         self._problems = problems
-        self._engine, self._prompts = InProcessEngine(config), Prompts(config)
+        self._engine, self._prompts = make_engine(config), Prompts(config)
         self._scorer = Scorer(sorted({problem.verifier for problem in self._problems}))
 
     def run(self, stop: Event) -> Any:

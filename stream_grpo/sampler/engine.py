@@ -1,4 +1,8 @@
-"""vLLM in this process, owned by the caller's thread: weights change between two steps. The only file with vLLM."""
+"""vLLM in this process, owned by the caller's thread: weights change between two steps.
+
+Below the class stands what the other form (`async_engine`) asks of vLLM in the same words: settings, the reading of
+what is finished, and the reload of weights in a worker.
+"""
 # ruff: noqa: E402  (vLLM reads its environment at import, so that some lines must come before)
 
 from __future__ import annotations
@@ -36,9 +40,10 @@ from stream_grpo.types import EndReason, Generation, GenerationRequest, PolicyVe
 from stream_grpo.weights.manifest import TensorSpec, model_tensors
 
 # A probe goes before everything that waits; all others run in the order in which they were added.
-_PROBE_PRIORITY, _PRIORITY = 0, 1
+PROBE_PRIORITY, PRIORITY = 0, 1
 _BATCHED_TOKENS_ON_CPU = 4096
-_OF_THE_MODEL_FOLDER = PolicyVersion(0, 0)
+OF_THE_MODEL_FOLDER = PolicyVersion(0, 0)
+"""What the weights of the model folder are called."""
 
 
 @dataclass(slots=True)
@@ -51,27 +56,20 @@ class _Unfinished:
 class InProcessEngine:
     """The engine of `generation.Engine` on vLLM."""
 
-    def __init__(self, config: Config, version: PolicyVersion = _OF_THE_MODEL_FOLDER) -> None:
+    def __init__(self, config: Config, version: PolicyVersion = OF_THE_MODEL_FOLDER) -> None:
         """Load the model folder, whose weights are `version`. Every request brings its own seed."""
         self._sampler = config.sampler
         self._eos_token_ids = end_token_ids(config.model.path, load_tokenizer(config.model.path))
         self._expected = model_tensors(config.model.path, config.model.dtype)
         if current_platform.is_cpu():
             torch.set_num_threads(config.sampler.num_threads)
-        self._llm: Any = LLMEngine.from_engine_args(EngineArgs(**_engine_args(config)))
+        self._llm: Any = LLMEngine.from_engine_args(EngineArgs(**engine_args(config)))
         self._llm.set_weight_version(str(version))
         self._unfinished: dict[str, _Unfinished] = {}
         # Finished while a probe ran; not given back yet.
         self._held: dict[str, Generation] = {}
         self._num_added = 0
-        self._params = SamplingParams(
-            temperature=config.sampler.temperature,
-            logprobs=0,
-            stop_token_ids=sorted(self._eos_token_ids),
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,
-        )
+        self._params = sampling_params(config, self._eos_token_ids)
 
     @property
     def num_slots(self) -> int:
@@ -91,10 +89,8 @@ class InProcessEngine:
         """Take a request. Raises ValueError for an id in use or a prompt that vLLM refuses."""
         if request.request_id in self._unfinished or request.request_id in self._held:
             raise ValueError(f"request {request.request_id} is still unfinished")
-        # Shallow copies, here and in vLLM: deep ones of the same settings cost a twentieth of a sampler's time.
-        params = copy.copy(self._params)
-        params.max_tokens, params.seed = request.max_new_tokens, request.seed
-        internal_id = self._submit(request.request_id, request.prompt_ids, params, _PRIORITY)
+        params = params_of(request, self._params)
+        internal_id = self._submit(request.request_id, request.prompt_ids, params, PRIORITY)
         self._unfinished[request.request_id] = _Unfinished(internal_id)
 
     def step(self) -> list[Generation]:
@@ -136,27 +132,18 @@ class InProcessEngine:
 
     def prompt_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """At temperature 1 (vLLM leaves temperature out of prompt logprobs), of every token after the first."""
-        params = SamplingParams(
-            temperature=1.0,
-            max_tokens=1,
-            seed=0,
-            prompt_logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        params = probe_params()
         names = [f"probe-{self._num_added}-{i}" for i in range(len(sequences))]
         for name, ids in zip(names, sequences, strict=True):
-            self._submit(name, ids, params, _PROBE_PRIORITY)
+            self._submit(name, ids, params, PROBE_PRIORITY)
         outputs: dict[str, Any] = {}
         while len(outputs) < len(names):
             outputs |= self._step_and_hold()
-        return [
-            _after_the_first(outputs[name].prompt_logprobs, ids) for name, ids in zip(names, sequences, strict=True)
-        ]
+        return [after_the_first(outputs[name].prompt_logprobs, ids) for name, ids in zip(names, sequences, strict=True)]
 
     def clear_kv(self) -> None:
         """Zero the KV cache; only between requests."""
-        self._llm.collective_rpc(_zero_kv)
+        self._llm.collective_rpc(zero_kv)
 
     def close(self) -> None:
         """Shut vLLM down; the engine is of no use afterwards."""
@@ -184,25 +171,8 @@ class InProcessEngine:
         return probes
 
     def _generation(self, output: Any) -> Generation:
-        """A finished vLLM output; one without complete logprobs or versions ends as `error`."""
         request = self._unfinished.pop(output.request_id)
-        completion = output.outputs[0]
-        token_ids = list(completion.token_ids)
-        reason = end_reason(completion.finish_reason, completion.stop_reason, self._eos_token_ids)
-        logprobs = logprobs_of_sampled(token_ids, completion.logprobs)
-        spans = [(span.version, span.start, span.end) for span in completion.weight_versions or ()]
-        versions = versions_of_spans(spans, len(token_ids))
-        if logprobs is None or versions is None:
-            token_ids, logprobs, versions, reason = [], np.zeros(0, np.float32), (), EndReason.ERROR
-        mixed = request.mixed_context_from
-        return Generation(
-            request_id=output.request_id,
-            token_ids=np.asarray(token_ids, np.int32),
-            logprobs=logprobs,
-            versions=versions,
-            end_reason=reason,
-            mixed_context_from=mixed if mixed is not None and mixed < len(token_ids) else None,
-        )
+        return generation_of(output, self._eos_token_ids, request.mixed_context_from)
 
     def _mark_mixed_contexts(self) -> None:
         """Note the next token of every request that has something in the KV cache of the weights before."""
@@ -214,7 +184,8 @@ class InProcessEngine:
                 unfinished.mixed_context_from = state.detokenizer.num_output_tokens()
 
 
-def _engine_args(config: Config) -> dict[str, Any]:
+def engine_args(config: Config) -> dict[str, Any]:
+    """Arguments of vLLM's `EngineArgs` for this run."""
     sampler = config.sampler
     arguments: dict[str, Any] = {
         "model": str(config.model.path),
@@ -246,17 +217,90 @@ def _engine_args(config: Config) -> dict[str, Any]:
     return arguments
 
 
-def _reload(worker: Any, named_tensors: Mapping[str, torch.Tensor], vllm_config: Any) -> None:
-    """Load weights into a worker's model in place; works with the packed linear layers of the CPU backend."""
-    model = worker.model_runner.model
-    with set_current_vllm_config(vllm_config), torch.no_grad():
+def sampling_params(config: Config, eos_token_ids: frozenset[int]) -> SamplingParams:
+    """What all requests of a run have in common; `params_of` makes those of one."""
+    return SamplingParams(
+        temperature=config.sampler.temperature,
+        logprobs=0,
+        stop_token_ids=sorted(eos_token_ids),
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+
+
+def params_of(request: GenerationRequest, common: SamplingParams) -> SamplingParams:
+    """The parameters of one request."""
+    # Shallow copies, here and in vLLM: deep ones of the same settings cost a twentieth of a sampler's time.
+    params = copy.copy(common)
+    params.max_tokens, params.seed = request.max_new_tokens, request.seed
+    return params
+
+
+def probe_params() -> SamplingParams:
+    """Scores a prompt at temperature 1; vLLM scores one only where it samples a token too."""
+    return SamplingParams(
+        temperature=1.0,
+        max_tokens=1,
+        seed=0,
+        prompt_logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def generation_of(output: Any, eos_token_ids: frozenset[int], mixed_context_from: int | None) -> Generation:
+    """A finished vLLM output; one without complete logprobs or versions ends as `error`."""
+    completion = output.outputs[0]
+    token_ids = list(completion.token_ids)
+    reason = end_reason(completion.finish_reason, completion.stop_reason, eos_token_ids)
+    logprobs = logprobs_of_sampled(token_ids, completion.logprobs)
+    spans = [(span.version, span.start, span.end) for span in completion.weight_versions or ()]
+    versions = versions_of_spans(spans, len(token_ids))
+    if logprobs is None or versions is None:
+        token_ids, logprobs, versions, reason = [], np.zeros(0, np.float32), (), EndReason.ERROR
+    is_mixed = mixed_context_from is not None and mixed_context_from < len(token_ids)
+    return Generation(
+        request_id=output.request_id,
+        token_ids=np.asarray(token_ids, np.int32),
+        logprobs=logprobs,
+        versions=versions,
+        end_reason=reason,
+        mixed_context_from=mixed_context_from if is_mixed else None,
+    )
+
+
+def after_the_first(tables: Sequence[Any], ids: Sequence[int]) -> list[float]:
+    """Logprobs of a prompt's tokens, looked up by id; NaN where vLLM gives none. The first token has none."""
+    entries = [table.get(token_id) for table, token_id in zip(tables[1:], ids[1:], strict=True)]
+    return [float("nan") if entry is None else float(entry.logprob) for entry in entries]
+
+
+def reload_model(model: torch.nn.Module, model_config: Any, named_tensors: Mapping[str, torch.Tensor]) -> None:
+    """Load weights into a worker's model in place; works with the packed linear layers of the CPU backend.
+
+    Belongs under `set_current_vllm_config`.
+    """
+    with torch.no_grad():
         initialize_layerwise_reload(model)
         try:
-            model.load_weights(iter(named_tensors.items()))
+            # vLLM's models have this method; torch's modules have not.
+            model.load_weights(iter(named_tensors.items()))  # type: ignore[operator]
         finally:
             # Also after a failure: layers left without storage would kill the engine at its next step.
-            finalize_layerwise_reload(model, vllm_config.model_config)
+            finalize_layerwise_reload(model, model_config)
         _repack_tied_head(model)
+
+
+def zero_kv(worker: Any) -> None:
+    """Zero the KV cache of a worker."""
+    for cache in worker.model_runner.kv_caches:
+        cache.zero_()
+
+
+def _reload(worker: Any, named_tensors: Mapping[str, torch.Tensor], vllm_config: Any) -> None:
+    with set_current_vllm_config(vllm_config):
+        reload_model(worker.model_runner.model, vllm_config.model_config, named_tensors)
 
 
 def _repack_tied_head(model: torch.nn.Module) -> None:
@@ -264,14 +308,3 @@ def _repack_tied_head(model: torch.nn.Module) -> None:
     head: Any = getattr(model, "lm_head", None)
     if hasattr(head, "cpu_linear"):
         head.quant_method.process_weights_after_loading(head)
-
-
-def _zero_kv(worker: Any) -> None:
-    for cache in worker.model_runner.kv_caches:
-        cache.zero_()
-
-
-def _after_the_first(tables: Sequence[Any], ids: Sequence[int]) -> list[float]:
-    """Logprobs of a prompt's tokens, looked up by id; NaN where vLLM gives none. The first token has none."""
-    entries = [table.get(token_id) for table, token_id in zip(tables[1:], ids[1:], strict=True)]
-    return [float("nan") if entry is None else float(entry.logprob) for entry in entries]

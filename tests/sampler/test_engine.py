@@ -2,123 +2,38 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from stream_grpo.config import Config
-from stream_grpo.config_file import parse
-from stream_grpo.sampler.environment import environment
+from tests.sampler.tiny import (
+    END,
+    Setup,
+    assert_logprobs,
+    probe_gap,
+    request,
+    run,
+    seeds_that_run_long,
+    tiny_models,
+    version,
+)
 
 pytestmark = pytest.mark.engine
-
-VOCAB, END, TEMPERATURE = 61, 1, 0.7
-
-
-@dataclass
-class Setup:
-    config: Config
-    engine: Any
-    models: list[Any]
-    """Two transformers models of the same shape; the engine starts with the first."""
-    folder: Path
-
-    def tensors(self, index: int) -> Mapping[str, Any]:
-        return {name: p.detach().clone() for name, p in self.models[index].named_parameters()}
-
-    def apply(self, index: int, version: Any, recompute_kv: bool = False) -> float:
-        seconds: float = self.engine.apply_weights(self.tensors(index), version, recompute_kv=recompute_kv)
-        return seconds
-
-    def logprobs(self, index: int, ids: list[int], temperature: float) -> Any:
-        """[T - 1] of transformers, of every token after the first."""
-        import torch
-
-        with torch.no_grad():
-            logits = self.models[index](torch.tensor([ids])).logits[0] / temperature
-        return logits[:-1].log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
 
 
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     folder = tmp_path_factory.mktemp("model")
-    tree = {
-        "model": {"path": str(folder), "max_length_tokens": 128},
-        "sampler": {
-            "temperature": TEMPERATURE,
-            "max_num_seqs": 16,
-            "group_size": 2,
-            "max_new_tokens": 40,
-            "kv_cache_bytes": 32 << 20,
-        },
-    }
-    config = parse(tree, source="test")
-    os.environ.update(environment(config))
-    import torch
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    shape = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=END,
-        # Peaked logits: errors of a stale layer are large, and temperature matters.
-        initializer_range=0.3,
-        attn_implementation="eager",
-    )
-    models = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        models.append(LlamaForCausalLM(shape).eval())
-    models[0].save_pretrained(folder)
-    vocab = {"<s>": 0, "</s>": END} | {f"t{i}": i for i in range(2, VOCAB)}
-    backend = Tokenizer(WordLevel(vocab, unk_token="<s>"))
-    PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
+    config, models = tiny_models(folder)
     import stream_grpo.sampler.engine as module
 
-    arguments = module._engine_args
+    arguments = module.engine_args
     with pytest.MonkeyPatch.context() as patch:
         # So little room for prompts in one step that the tests go beyond it.
-        patch.setattr(module, "_engine_args", lambda c: arguments(c) | {"max_num_batched_tokens": 128})
+        patch.setattr(module, "engine_args", lambda c: arguments(c) | {"max_num_batched_tokens": 128})
         engine = module.InProcessEngine(config)
     yield Setup(config, engine, models, folder)
     engine.close()
-
-
-def request(name: str, seed: int = 0, prompt: tuple[int, ...] = (0, 5, 9, 11), num_tokens: int = 40) -> Any:
-    from stream_grpo.types import GenerationRequest
-
-    return GenerationRequest(request_id=name, prompt_ids=prompt, seed=seed, max_new_tokens=num_tokens)
-
-
-def version(step: int) -> Any:
-    from stream_grpo.types import PolicyVersion
-
-    return PolicyVersion(0, step)
-
-
-def run(setup: Setup, *requests: Any) -> dict[str, Any]:
-    from stream_grpo.sampler.generation import generate
-
-    return {g.request_id: g for g in generate(setup.engine, requests)}
-
-
-def assert_logprobs(setup: Setup, index: int, prompt: tuple[int, ...], generation: Any, start: int, stop: int) -> None:
-    """Tokens [start, stop) of a response have the logprobs that model `index` gives them, at the temperature."""
-    expected = setup.logprobs(index, [*prompt, *generation.token_ids.tolist()], TEMPERATURE)[len(prompt) - 1 :]
-    assert generation.logprobs[start:stop] == pytest.approx(expected[start:stop], abs=1e-4)
 
 
 def test_logprobs_are_those_of_the_distribution_sampled_from(setup: Setup) -> None:
@@ -148,15 +63,6 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(setup: Setu
     assert first["a"].token_ids.tolist() == again["y"].token_ids.tolist()
     assert first["c"].token_ids.tolist() == again["x"].token_ids.tolist()
     assert len({tuple(g.token_ids.tolist()) for g in first.values()}) == 3
-
-
-def seeds_that_run_long(setup: Setup, num: int) -> list[int]:
-    """Seeds whose responses reach the length limit under the first model."""
-    setup.apply(0, version(0))
-    done = run(setup, *(request(f"s/{seed}", seed=seed) for seed in range(60)))
-    seeds = [seed for seed in range(60) if len(done[f"s/{seed}"].token_ids) == 40]
-    assert len(seeds) >= num
-    return seeds[:num]
 
 
 @pytest.mark.parametrize("recompute_kv", [False, True])
@@ -207,13 +113,6 @@ def test_an_aborted_request_gives_what_it_has(setup: Setup) -> None:
     setup.engine.add(request("g/2"))
     (nothing,) = setup.engine.abort(["g/2"])
     assert (len(nothing.token_ids), nothing.end_reason.value) == (0, "abort")
-
-
-def probe_gap(setup: Setup, index: int) -> float:
-    sequences = [[0, *range(2 + i, 42 + i)] for i in range(4)]
-    mine = setup.engine.prompt_logprobs(sequences)
-    learners = [setup.logprobs(index, ids, 1.0) for ids in sequences]
-    return max(abs(a - b) for m, x in zip(mine, learners, strict=True) for a, b in zip(m, x, strict=True))
 
 
 def test_the_probe_is_at_temperature_1_also_while_others_run_and_holds_what_they_finish(setup: Setup) -> None:

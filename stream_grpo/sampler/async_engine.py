@@ -1,0 +1,309 @@
+"""vLLM in processes of its own, for engines with several workers: AsyncLLM and its weight transfer interface.
+
+The engine core samples all the time, also while nobody calls; here its finished outputs are fetched. The event loop is
+private and runs only inside a call, in the caller's thread: there is no second thread that could see half a state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import select
+import signal
+import tempfile
+import time
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+# Threads are about in every process that samples, and a fork copies their locks as they are.
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+# On CPU, vLLM would bind each worker to a memory node of its own, and refuse to start where there are fewer.
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs.engine import tokens_input
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from stream_grpo.config import Config
+from stream_grpo.errors import WeightsError
+from stream_grpo.sampler.engine import (
+    OF_THE_MODEL_FOLDER,
+    PRIORITY,
+    PROBE_PRIORITY,
+    after_the_first,
+    engine_args,
+    generation_of,
+    params_of,
+    probe_params,
+    sampling_params,
+)
+from stream_grpo.sampler.prompts import end_token_ids, load_tokenizer
+from stream_grpo.sampler.weight_receiver import BACKEND, WorkerExtension, layout, map_memory, views
+from stream_grpo.types import Generation, GenerationRequest, PolicyVersion
+from stream_grpo.weights.manifest import TensorSpec, model_tensors
+
+_STEP_S = 0.02
+"""The longest that `step` waits for a sequence to finish."""
+_END_S = 2.0
+"""What the processes get to end by themselves after vLLM's own shutdown."""
+_BATCHED_TOKENS = 8192
+_SHARED_MEMORY = Path("/dev/shm")
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Running:
+    internal_id: str
+    """vLLM's own id of the request."""
+    output: asyncio.Task[Any]
+
+
+class AsyncEngine:
+    """The engine of `generation.Engine` on AsyncLLM.
+
+    Two runs with the same requests batch them differently, as the core starts with the first that reaches it: tokens
+    are equal up to the rounding of logprobs. All workers are on this machine; weights reach them through its memory.
+    """
+
+    def __init__(self, config: Config, version: PolicyVersion = OF_THE_MODEL_FOLDER) -> None:
+        """Start the processes and load the model folder, whose weights are `version`.
+
+        Raises OSError where the shared memory has no room for the weights.
+        """
+        self._config = config
+        self._eos_token_ids = end_token_ids(config.model.path, load_tokenizer(config.model.path))
+        self._expected = model_tensors(config.model.path, config.model.dtype)
+        self._slots, self._size_bytes = layout(self._expected)
+        self._params = sampling_params(config, self._eos_token_ids)
+        self._running: dict[str, _Running] = {}
+        # Finished, and not given back yet.
+        self._held: dict[str, Generation] = {}
+        # Labels of weights that came while the KV cache was kept.
+        self._kept_kv: set[str] = set()
+        self._num_added = 0
+        self._llm: Any = None
+        # Descriptors of vLLM's processes.
+        self._processes: list[int] = []
+        self._loop = asyncio.new_event_loop()
+        # Set while an output waits to be read.
+        self._has_finished = asyncio.Event()
+        self._run(self._start(version))
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that run at once; a probe has slots of its own."""
+        return self._config.sampler.max_num_seqs
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were added and neither given back by `step` nor aborted."""
+        return len(self._running) + len(self._held)
+
+    def expected_tensors(self) -> Mapping[str, TensorSpec]:
+        """What `apply_weights` takes: the tensors of the model folder, in the run's dtype."""
+        return self._expected
+
+    def add(self, request: GenerationRequest) -> None:
+        """Take a request; it runs at once. Raises ValueError for an id in use, and what vLLM raises for a prompt."""
+        name = request.request_id
+        if name in self._running or name in self._held:
+            raise ValueError(f"request {name} is still unfinished")
+        params = params_of(request, self._params)
+        self._running[name] = self._run(self._submit(name, request.prompt_ids, params, PRIORITY))
+
+    def step(self) -> list[Generation]:
+        """The generations that have finished; waits for one, but not longer than 20 ms.
+
+        A step is no step of the model, which goes on by itself: who counts the time of steps as busy counts waiting
+        for running sequences, and not what runs while the caller is elsewhere.
+        Raises vLLM's EngineDeadError where a process of the engine is gone.
+        """
+        if self._running and not self._held:
+            self._run(self._wait())
+        self._read_finished()
+        finished = list(self._held.values())
+        self._held.clear()
+        if not self._running:
+            self._kept_kv.clear()
+        return finished
+
+    def abort(self, request_ids: Iterable[str]) -> list[Generation]:
+        """End requests now; what they have so far comes back, as `abort` unless it had finished."""
+        names = list(request_ids)
+        self._run(self._end([self._running[name] for name in names if name in self._running]))
+        self._read_finished()
+        return [self._held.pop(name) for name in names if name in self._held]
+
+    def apply_weights(self, named_tensors: Mapping[str, Any], version: PolicyVersion, *, recompute_kv: bool) -> float:
+        """Replace the weights between two steps of the model; values are checked before (`weights.subscriber`).
+
+        Raises WeightsError: before anything has changed where names, shapes or dtypes are not those expected.
+        Where a worker fails later, its model is whole, but some of its layers may have the new weights.
+        """
+        started = time.perf_counter()
+        found = {n: TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in named_tensors.items()}
+        if wrong := sorted(name for name, _ in found.items() ^ self._expected.items()):
+            raise WeightsError(f"weights {version}: not the tensors of the model: {sorted(set(wrong))}")
+        for name, view in views(self._memory, self._slots).items():
+            view.copy_(named_tensors[name])
+        self._run(self._replace(version, recompute_kv))
+        if not recompute_kv:
+            self._kept_kv.add(str(version))
+        return time.perf_counter() - started
+
+    def prompt_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """At temperature 1 (vLLM leaves temperature out of prompt logprobs), of every token after the first."""
+        outputs = self._run(self._score(sequences))
+        return [after_the_first(output.prompt_logprobs, ids) for output, ids in zip(outputs, sequences, strict=True)]
+
+    def clear_kv(self) -> None:
+        """Zero the KV cache; only between requests."""
+        self._run(self._llm.collective_rpc("zero_kv_caches"))
+
+    def close(self) -> None:
+        """End vLLM's processes; the engine is of no use afterwards."""
+        if self._loop.is_closed():
+            return
+        self._llm.shutdown()
+        _end_processes(self._processes)
+        self._run(_cancel_others())
+        self._loop.close()
+        # Its destructor fails where it runs only as the interpreter ends.
+        self._llm = None
+
+    # -- on the loop --------------------------------------------------------------------------------------------------
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return self._loop.run_until_complete(work)
+
+    async def _start(self, version: PolicyVersion) -> None:
+        self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**_async_engine_args(self._config)))
+        try:
+            pids = await self._llm.collective_rpc("live_no_longer_than", args=(os.getpid(),))
+            self._processes = [os.pidfd_open(pid) for pid in sorted({pid for several in pids for pid in several})]
+            await self._share_memory()
+            await self._llm.update_weight_version(str(version))
+        except BaseException:
+            self._llm.shutdown()
+            raise
+
+    async def _share_memory(self) -> None:
+        """Map memory here and in all workers. Its file is gone afterwards, so that no death can leave it behind."""
+        descriptor, path = tempfile.mkstemp(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
+        try:
+            # Room that is only promised would end in a bus error at the first write.
+            os.posix_fallocate(descriptor, 0, self._size_bytes)
+            self._memory = map_memory(path, self._size_bytes)
+            info = {"path": path, "size_bytes": self._size_bytes}
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
+        finally:
+            os.close(descriptor)
+            os.unlink(path)
+
+    async def _submit(self, name: str, prompt_ids: Sequence[int], params: Any, priority: int) -> _Running:
+        # The order of arrival is counted, so that it is the same whatever the clock says.
+        self._num_added += 1
+        outputs = await self._llm.add_request(
+            name, tokens_input(list(prompt_ids)), params, arrival_time=float(self._num_added), priority=priority
+        )
+        task = asyncio.ensure_future(outputs.get())
+        task.add_done_callback(lambda _: self._has_finished.set())
+        return _Running(outputs.request_id, task)
+
+    async def _wait(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STEP_S):
+                await self._has_finished.wait()
+
+    async def _end(self, requests: Sequence[_Running]) -> None:
+        if requests:
+            # Those that have finished meanwhile are unknown to vLLM; their output waits.
+            await self._llm.abort([request.internal_id for request in requests], internal=True)
+            await asyncio.wait([request.output for request in requests])
+
+    async def _replace(self, version: PolicyVersion, recompute_kv: bool) -> None:
+        await self._llm.pause_generation(mode="keep", clear_cache=recompute_kv)
+        try:
+            await self._transfer(version)
+            # Nothing is sampled in between, so that the label is exact.
+            await self._llm.update_weight_version(str(version))
+        finally:
+            await self._llm.resume_generation()
+
+    async def _transfer(self, version: PolicyVersion) -> None:
+        info = {"slots": [list(slot) for slot in self._slots]}
+        try:
+            await self._llm.start_weight_update()
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+            await self._llm.finish_weight_update()
+            errors = await self._llm.collective_rpc("weight_update_error")
+        except Exception as error:
+            raise WeightsError(f"weights {version}: the engine did not take them: {error!r}") from error
+        for rank, cause in enumerate(errors):
+            if cause is not None:
+                raise WeightsError(f"weights {version}: worker {rank} could not load them: {cause}")
+
+    async def _score(self, sequences: Sequence[Sequence[int]]) -> list[Any]:
+        names = [f"probe-{self._num_added}-{i}" for i in range(len(sequences))]
+        running = [
+            await self._submit(name, ids, probe_params(), PROBE_PRIORITY)
+            for name, ids in zip(names, sequences, strict=True)
+        ]
+        return [await request.output for request in running]
+
+    def _read_finished(self) -> None:
+        self._has_finished.clear()
+        for name in [name for name, request in self._running.items() if request.output.done()]:
+            output = self._running.pop(name).output.result()
+            self._held[name] = generation_of(output, self._eos_token_ids, self._mixed_context_from(output))
+
+    def _mixed_context_from(self, output: Any) -> int | None:
+        """Where the first weights begin that came to a running sequence with its KV cache kept.
+
+        A sequence that vLLM had preempted just then has lost its KV cache, and is called mixed nevertheless.
+        """
+        spans = output.outputs[0].weight_versions or ()
+        return next((span.start for span in spans if span.start > 0 and span.version in self._kept_kv), None)
+
+
+def _async_engine_args(config: Config) -> dict[str, Any]:
+    num_workers = config.sampler.tensor_parallel_size
+    arguments = engine_args(config) | {
+        "tensor_parallel_size": num_workers,
+        # Left to vLLM, workers inside a Ray actor would be placed by Ray.
+        "distributed_executor_backend": "mp" if num_workers > 1 else "uni",
+        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
+        # A sequence has a KV cache from its first token on, never before: a prompt is computed in one step.
+        "enable_chunked_prefill": False,
+    }
+    one_prompt = max(_BATCHED_TOKENS, config.model.max_length_tokens, arguments["max_num_seqs"])
+    return {"max_num_batched_tokens": one_prompt} | arguments
+
+
+def _end_processes(descriptors: Sequence[int]) -> None:
+    """Wait for processes that were told to end; vLLM itself does not wait for all of its workers."""
+    deadline = time.monotonic() + _END_S
+    for descriptor in descriptors:
+        is_over, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not is_over:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [], _END_S)
+        os.close(descriptor)
+    # Asking for children takes leave of those that have ended.
+    multiprocessing.active_children()
+
+
+async def _cancel_others() -> None:
+    """vLLM's own tasks, which would be left on the loop."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
