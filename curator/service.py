@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from curator.curation import Curation
 from curator.errors import CuratorError
-from curator.pool import Pool
 from curator.schema import OUTCOME_SCHEMA, batch_from_bytes, batch_to_bytes, outcomes_from_batch, picks_to_batch
 from curator.wire import Message, Server
 
@@ -40,35 +39,13 @@ class CuratorService:
     """One curation behind one socket."""
 
     def __init__(
-        self,
-        pool: Pool,
-        server: Server | str,
-        *,
-        group_size: int,
-        rate_step: float = 0.3,
-        domain_step: float = 0.05,
-        exploration: float = 0.05,
-        sharpness: float = 4.0,
-        unseen_rate: float = 0.5,
-        flush_outcomes: int = 512,
-        seed: int = 0,
-        timer: Callable[[], float] = time.monotonic,
+        self, curation: Curation, server: Server | str, *, timer: Callable[[], float] = time.monotonic
     ) -> None:
-        """Rebuild the state from the pool and bind; `server` is one, or the address to bind. `timer`: seconds.
+        """Serve a curation; `server` is one, or the address to bind. `timer`: seconds.
 
-        Raises PoolError where the pool's outcomes have gaps, WireError where the address is taken.
+        Raises WireError where the address is taken.
         """
-        self.curation = Curation(
-            pool,
-            group_size=group_size,
-            rate_step=rate_step,
-            domain_step=domain_step,
-            exploration=exploration,
-            sharpness=sharpness,
-            unseen_rate=unseen_rate,
-            flush_outcomes=flush_outcomes,
-            seed=seed,
-        )
+        self.curation = curation
         self._server = Server(server) if isinstance(server, str) else server
         self.address = self._server.address
         """Where clients connect."""

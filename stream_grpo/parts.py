@@ -45,21 +45,17 @@ class Resources:
 
 def build_curator(config: Config, bind: str = LOOPBACK) -> Part:
     """The curator on the run's pool."""
+    from curator.curation import Curation
     from curator.pool import Pool
     from curator.service import CuratorService
 
-    return CuratorService(
+    curation = Curation(
         Pool.open(config.run_dir / "pool"),
-        Server(bind),
         group_size=config.sampler.group_size,
-        rate_step=config.curator.rate_step,
-        domain_step=config.curator.domain_step,
-        exploration=config.curator.exploration,
-        sharpness=config.curator.sharpness,
-        unseen_rate=config.curator.unseen_rate,
-        flush_outcomes=config.curator.flush_outcomes,
         seed=config.run.seed,
+        **config.curator.model_dump(),
     )
+    return CuratorService(curation, Server(bind))
 
 
 def build_buffer(config: Config, curator: str, bind: str = LOOPBACK) -> Part:

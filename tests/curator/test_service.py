@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from curator.client import Curator, Picked, Positioned, Refused, Reported
+from curator.curation import Curation
 from curator.pool import Pool
 from curator.service import CuratorService
 from curator.wire import Client, RemoteError, WireError
@@ -17,7 +18,7 @@ from tests.curator.fakes import make_outcome, make_pool
 
 @contextmanager
 def running(pool: Pool, address: str = "tcp://127.0.0.1:*", *, flush_outcomes: int = 512) -> Iterator[CuratorService]:
-    service = CuratorService(pool, address, group_size=4, flush_outcomes=flush_outcomes, seed=1)
+    service = CuratorService(Curation(pool, group_size=4, flush_outcomes=flush_outcomes, seed=1), address)
     stop = threading.Event()
     thread = threading.Thread(target=service.run, args=(stop,))
     thread.start()
@@ -138,7 +139,7 @@ def test_status_is_that_of_the_loop_and_at_most_a_second_old(tmp_path: Path) -> 
     """It is asked for from other threads, and the state is of one thread alone."""
     now = [0.0]
     pool = make_pool(tmp_path / "pool", 10)
-    service = CuratorService(pool, "tcp://127.0.0.1:*", group_size=4, timer=lambda: now[0])
+    service = CuratorService(Curation(pool, group_size=4), "tcp://127.0.0.1:*", timer=lambda: now[0])
     stop = threading.Event()
     thread = threading.Thread(target=service.run, args=(stop,))
     thread.start()
