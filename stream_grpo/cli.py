@@ -105,6 +105,9 @@ def _errors(console: Console) -> Iterator[None]:
     except (StreamGrpoError, CuratorError) as error:
         console.error(str(error))
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except KeyboardInterrupt:
+        console.say("interrupted")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,20 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
     # Last: a folder with a config.toml is a whole one.
     (config.run_dir / "config.toml").write_text(to_toml(config))
     return config
+
+
+@contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """Keep a run folder for this process. Raises ConfigError where it is none, or another process has it."""
+    if not (run_dir / "config.toml").exists():
+        raise ConfigError(f"{run_dir}: no run there (no config.toml)")
+    # The kernel drops the lock when its holder dies, however it dies.
+    with (run_dir / "lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{run_dir}: another process runs this run") from None
+        yield
 
 
 def _take_up(config: Config, say: Callable[[str], None]) -> None:

@@ -21,7 +21,7 @@ from stream_grpo.evaluation import ProblemScore, as_dicts, paired_rise, summariz
 from stream_grpo.launch import Launcher, ray_session
 from stream_grpo.metrics import MetricsLog, MetricsReader, WandbSink
 from stream_grpo.parts import Evaluation
-from stream_grpo.rundir import choose_heldout, prepare, with_absolute_paths, write_json
+from stream_grpo.rundir import choose_heldout, held, prepare, with_absolute_paths, write_json
 from stream_grpo.sampler.environment import environment
 from stream_grpo.sampler.prompts import Prompts
 from stream_grpo.transport.channels import read_ledger
@@ -36,11 +36,23 @@ def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
     Raises StreamGrpoError with the cause where it cannot go on, SystemExit(130) after Ctrl-C or SIGTERM.
     """
     begun = time.time()
-    config = prepare(config, resume=resume, say=console.say)
+    config = with_absolute_paths(config)
+    if not resume:
+        prepare(config, resume=False, say=console.say)
+    with held(config.run_dir):
+        if resume:
+            prepare(config, resume=True, say=console.say)
+        summary = _run(config, begun, resume, console)
+    write_json(config.run_dir / "summary.json", summary)
+    console.summary(summary)
+    return summary
+
+
+def _run(config: Config, begun: float, resume: bool, console: Console) -> dict[str, Any]:
     run = TrainingRun(config, console, resume=resume)
     with _terminable(), ray_session(config):
         try:
-            summary = run.go(begun)
+            return run.go(begun)
         except KeyboardInterrupt:
             run.stop_all()
             console.say(f"stopped; go on with: stream-grpo train --resume {config.run_dir}")
@@ -48,9 +60,6 @@ def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
         except StreamGrpoError:
             run.stop_all()
             raise
-    write_json(config.run_dir / "summary.json", summary)
-    console.summary(summary)
-    return summary
 
 
 class TrainingRun:
@@ -269,13 +278,16 @@ def _read_scores(path: Path) -> list[ProblemScore]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM stops a run as Ctrl-C does."""
+    """Ctrl-C and SIGTERM stop a run in the same way, the first time; while it stops they have no effect."""
 
     def interrupt(number: int, frame: object) -> None:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    earlier = signal.signal(signal.SIGTERM, interrupt)
+    earlier = {name: signal.signal(name, interrupt) for name in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        for name, handler in earlier.items():
+            signal.signal(name, handler)

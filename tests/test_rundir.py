@@ -12,7 +12,7 @@ from stream_grpo.config_file import load_run, parse
 from stream_grpo.errors import ConfigError
 from stream_grpo.make_model import new_model, new_tokenizer
 from stream_grpo.parts import heldout_problems
-from stream_grpo.rundir import prepare
+from stream_grpo.rundir import held, prepare
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +120,13 @@ def test_missing_files_are_all_named(tmp_path: Path, model_dir: Path) -> None:
     config = configuration(tmp_path, model_dir, model={"path": "nowhere"}, pool={"files": ["none.jsonl"]})
     with pytest.raises(ConfigError, match=r"(?s)model\.path = .*nowhere: no config\.json.*pool\.files: .*none\.jsonl"):
         prepare(config, resume=False, say=lambda line: None)
+
+
+def test_a_run_belongs_to_one_process(tmp_path: Path, model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no run there \(no config\.toml\)"), held(tmp_path):
+        pass
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+    with held(config.run_dir), pytest.raises(ConfigError, match="another process runs this run"), held(config.run_dir):
+        pass
+    with held(config.run_dir):  # free again
+        pass
