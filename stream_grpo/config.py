@@ -22,8 +22,8 @@ class Section(BaseModel):
 class Run(Section):
     """What is run and where it is kept."""
 
-    name: str = "run"
-    """Folder under `root`; a run of that name that exists is refused unless resumed."""
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]{0,99}$")
+    """Folder under `root`: letters, digits, dot, dash, underscore, space. One that exists is refused unless resumed."""
     root: Path = Path("runs")
     """Folder of all runs, relative to the working directory."""
     seed: int = Field(0, ge=0)

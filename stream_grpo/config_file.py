@@ -26,8 +26,12 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
 def load_run(run_dir: Path, overrides: Iterable[str] = ()) -> Config:
     """The configuration that a run folder was begun with, for the folder as it is called now, with overrides."""
     path = run_dir / "config.toml"
+    if not path.exists():
+        raise ConfigError(f"{run_dir}: no run there (no config.toml)")
     tree = with_overrides(_read(path), overrides)
-    tree.setdefault("run", {}).update(name=run_dir.name, root=str(run_dir.parent))
+    run = tree.setdefault("run", {})
+    if isinstance(run, dict):  # anything else is refused below
+        run.update(name=run_dir.name, root=str(run_dir.parent))
     return parse(tree, source=str(path))
 
 
@@ -95,14 +99,15 @@ def _names(section: list[str]) -> list[str]:
 def missing_model(config: Config) -> list[str]:
     """What is missing of the model folder."""
     path = config.model.path
-    return [] if (path / "config.json").exists() else [f"model.path = {path}: no config.json"]
+    needed = {"config.json": "config.json", "*.safetensors": "weights (*.safetensors)", "tokenizer*.json": "tokenizer"}
+    return [f"model.path = {path}: no {what}" for pattern, what in needed.items() if not any(path.glob(pattern))]
 
 
 def missing_files(config: Config) -> list[str]:
     """What a new run needs on disk and does not find."""
     missing = missing_model(config)
     for name, files in (("pool.files", config.pool.files), ("evaluation.files", config.evaluation.files)):
-        missing += [f"{name}: {file}" for file in files if not file.exists()]
+        missing += [f"{name}: {file}: no such file" for file in files if not file.exists()]
     return missing
 
 

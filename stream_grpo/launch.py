@@ -117,13 +117,13 @@ class Launcher:
     def built(self, name: str) -> str:
         """Wait until a part is built; returns its address. Raises RunFailed, StallError."""
         placed = self._parts[name]
-        try:
-            if placed.building:
+        while placed.building:
+            try:
                 self._take_built(placed, ray.get(placed.building, timeout=BUILD_TIMEOUT_S))
-        except GetTimeoutError:
-            raise StallError(f"{name} was not ready within {BUILD_TIMEOUT_S:.0f} s; see {self._log_dir}") from None
-        except RayError as error:
-            raise RunFailed(self._explain(placed, error)) from None
+            except GetTimeoutError:
+                raise StallError(f"{name} was not ready within {BUILD_TIMEOUT_S:.0f} s; see {self._log_dir}") from None
+            except RayError as error:
+                self._restart(placed, error)
         return placed.address
 
     def _take_built(self, placed: Placed, facts: Mapping[str, Any]) -> None:
@@ -217,7 +217,8 @@ class Launcher:
         log = self._log_dir / f"{placed.name}.log"
         if isinstance(error, RayTaskError):
             return f"{placed.name} failed: {type(error.cause).__name__}: {error.cause} (log: {log})"
-        return f"{placed.name} died (process {placed.pid}; log: {log})"
+        when = "while it was built" if placed.building else f"process {placed.pid}"
+        return f"{placed.name} died ({when}; log: {log})"
 
 
 def kill(handle: Any) -> None:

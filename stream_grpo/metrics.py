@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ class MetricsLog:
     """Appends lines to a run's metrics. One write a line, so that several processes may share the file."""
 
     def __init__(self, run_dir: Path, source: str, clock: Callable[[], float] = time.time) -> None:
-        self._file = os.open(run_dir / FILE_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(run_dir / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            os.write(self._file, b"\n")  # a line that a crash cut stays a line of its own
         self._source, self._clock = source, clock
 
     def write(self, event: str, values: Mapping[str, Any]) -> None:
@@ -43,7 +47,7 @@ def _finite(value: Any) -> Any:
 
 
 class MetricsReader:
-    """Follows a run's metrics from the start; whole lines only."""
+    """Follows a run's metrics from the start; whole lines only. A line that a crash cut is passed over."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / FILE_NAME
@@ -60,7 +64,8 @@ class MetricsReader:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                yield json.loads(line)
+                with suppress(json.JSONDecodeError):
+                    yield json.loads(line)
 
 
 class WandbSink:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,16 +62,46 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
         _take_up(config, say)
         return config
     if config.run_dir.exists():
-        raise ConfigError(f"{config.run_dir} exists: choose another run.name, or go on with --resume {config.run_dir}")
-    prompts = Prompts(config)
+        raise _taken(config)
+    prompts = load_prompts(config)
     problems, heldout = read_problems(config, prompts, say)
-    (config.run_dir / "logs").mkdir(parents=True)
-    pool = Pool.create(config.run_dir / "pool", problems)
-    (config.run_dir / HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout)))
-    write_json(config.run_dir / MANIFEST_FILE, _manifest(config, pool.fingerprint(), prompts))
-    # Last: a folder with a config.toml is a whole one.
-    (config.run_dir / "config.toml").write_text(to_toml(config))
+    config.run.root.mkdir(parents=True, exist_ok=True)
+    _check_room(config)
+    building = config.run_dir.with_name(f".{config.run.name}.preparing-{os.getpid()}")
+    try:
+        (building / "logs").mkdir(parents=True)
+        pool = Pool.create(building / "pool", problems)
+        (building / HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout)))
+        write_json(building / MANIFEST_FILE, _manifest(config, pool.fingerprint(), prompts))
+        (building / "config.toml").write_text(to_toml(config))
+        # A run folder is whole or not there, whatever happens meanwhile.
+        building.rename(config.run_dir)
+    except OSError as error:
+        raise _taken(config) if config.run_dir.exists() else ConfigError(f"{config.run_dir}: {error}") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
     return config
+
+
+def _taken(config: Config) -> ConfigError:
+    return ConfigError(f"{config.run_dir} exists: choose another run.name, or go on with --resume {config.run_dir}")
+
+
+def _check_room(config: Config) -> None:
+    root, needed = config.run.root, config.buffer.min_free_bytes
+    free = shutil.disk_usage(root).free
+    if free < needed:
+        raise ConfigError(
+            f"run.root = {root}: {free >> 20} MiB are free, buffer.min_free_bytes asks for {needed >> 20} MiB"
+        )
+
+
+def load_prompts(config: Config) -> Prompts:
+    """The tokenizer of the model folder. Raises ConfigError where it cannot be loaded."""
+    try:
+        return Prompts(config)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise ConfigError(f"model.path = {config.model.path}: its tokenizer cannot be used: {error}") from error
 
 
 @contextmanager
@@ -96,7 +128,7 @@ def _take_up(config: Config, say: Callable[[str], None]) -> None:
         raise ConfigError(f"{config.model.path}: not the model that this run began with")
     for difference in differences(config, load_run(config.run_dir)):
         say(f"changed: {difference}")
-    now = _manifest(config, pool.fingerprint(), Prompts(config))
+    now = _manifest(config, pool.fingerprint(), load_prompts(config))
     manifest["resumed"] = [*manifest["resumed"], {key: now[key] for key in RESUMED_KEYS}]
     write_json(config.run_dir / MANIFEST_FILE, manifest | {"group_config_hash": now["group_config_hash"]})
     (config.run_dir / "config.toml").write_text(to_toml(config))

@@ -15,15 +15,15 @@ from typing import Any
 
 from curator.wire import Client
 from stream_grpo.config import Config
+from stream_grpo.config_file import missing_files
 from stream_grpo.console import Console
-from stream_grpo.errors import StallError, StreamGrpoError
+from stream_grpo.errors import ConfigError, StallError, StreamGrpoError
 from stream_grpo.evaluation import ProblemScore, as_dicts, paired_rise, summarize
 from stream_grpo.launch import Launcher, ray_session
 from stream_grpo.metrics import MetricsLog, MetricsReader, WandbSink
 from stream_grpo.parts import Evaluation
-from stream_grpo.rundir import choose_heldout, held, prepare, with_absolute_paths, write_json
+from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare, with_absolute_paths, write_json
 from stream_grpo.sampler.environment import environment
-from stream_grpo.sampler.prompts import Prompts
 from stream_grpo.transport.channels import read_ledger
 
 POLL_S = 0.2
@@ -50,7 +50,7 @@ def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
 
 def _run(config: Config, begun: float, resume: bool, console: Console) -> dict[str, Any]:
     run = TrainingRun(config, console, resume=resume)
-    with _terminable(), ray_session(config):
+    with ray_session(config), _terminable():  # Ray sets a handler of its own as it starts
         try:
             return run.go(begun)
         except KeyboardInterrupt:
@@ -116,7 +116,7 @@ class TrainingRun:
         if not self._config.evaluation.num_problems or not self._config.evaluation.files:
             return []
         name = f"evaluation-{when}"
-        self._launcher.place(name, "evaluation", model_dir=model_dir)
+        self._launcher.place(name, "evaluation", restarts=1, model_dir=model_dir)
         self._launcher.built(name)
         self._launcher.run(name)
         scores: list[ProblemScore] = self._launcher.supervise(name, POLL_S, lambda: None)
@@ -266,8 +266,10 @@ def _account(ledger: Mapping[str, Any]) -> dict[str, Any]:
 def evaluate_model(config: Config, console: Console) -> dict[str, dict[str, Any]]:
     """Score `model.path` on `evaluation.files` in this process; returns the scores by domain. Raises ConfigError."""
     config = with_absolute_paths(config)
+    if missing := missing_files(config):
+        raise ConfigError("\n".join(missing))
     os.environ.update(environment(config))
-    evaluation = Evaluation(config, choose_heldout(config, Prompts(config), console.say))
+    evaluation = Evaluation(config, choose_heldout(config, load_prompts(config), console.say))
     scores = evaluation.run(threading.Event())
     return as_dicts(summarize(scores, config.run.seed, config.evaluation.domains))
 
@@ -278,14 +280,15 @@ def _read_scores(path: Path) -> list[ProblemScore]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Ctrl-C and SIGTERM stop a run in the same way, the first time; while it stops they have no effect."""
+    """Ctrl-C, SIGTERM and SIGHUP stop a run in the same way, the first time; while it stops they have no effect."""
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def interrupt(number: int, frame: object) -> None:
-        for name in (signal.SIGINT, signal.SIGTERM):
+        for name in stops:
             signal.signal(name, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    earlier = {name: signal.signal(name, interrupt) for name in (signal.SIGINT, signal.SIGTERM)}
+    earlier = {name: signal.signal(name, interrupt) for name in stops}
     try:
         yield
     finally:

@@ -27,6 +27,12 @@ def test_a_reader_takes_each_whole_line_once_and_no_half_line(tmp_path: Path) ->
     assert list(reader.new_lines()) == []
 
 
+def test_a_line_that_a_crash_cut_is_passed_over_and_harms_no_other(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text('{"n": 1}\n{"n": 2, "ha')
+    MetricsLog(tmp_path, "a").write("x", {"n": 3})
+    assert [line["n"] for line in MetricsReader(tmp_path).new_lines()] == [1, 3]
+
+
 def test_two_writers_share_a_file(tmp_path: Path) -> None:
     logs = [MetricsLog(tmp_path, source) for source in ("a", "b")]
     for n in range(100):

@@ -70,7 +70,7 @@ def write_checkpoint(root: Path, version: PolicyVersion, write: Callable[[Path],
 def newest_complete(root: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint under `root` whose files all have their hashes; a warning for every newer one passed over.
 
-    Nothing is removed: a damaged checkpoint stays for whoever wants to look at it.
+    Nothing is removed: a damaged checkpoint is set aside under another name, for whoever wants to look at it.
     """
     warnings = [
         f"{path.name}: writing was interrupted; not used, not removed" for path in sorted(root.glob(".*.partial"))
@@ -79,7 +79,9 @@ def newest_complete(root: Path) -> tuple[Path | None, list[str]]:
         try:
             verify(path)
         except CheckpointError as error:
-            warnings.append(f"{error}; not used, not removed")
+            aside = path.with_name(f"damaged-{path.name}")
+            path.rename(aside)
+            warnings.append(f"{error}; not used, kept as {aside.name}")
         else:
             return path, warnings
     return None, warnings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stream_grpo.errors import CheckpointError
-from stream_grpo.learner.checkpoint import newest_complete, prune, verify, write_checkpoint
+from stream_grpo.learner.checkpoint import newest_complete, oldest_kept, prune, verify, write_checkpoint
 from stream_grpo.types import PolicyVersion
 
 
@@ -68,7 +68,11 @@ def test_a_damaged_newest_is_passed_over_named_and_kept(tmp_path: Path, damage: 
     assert path == sound
     assert len(warnings) == 1
     assert "checkpoint-0.20" in warnings[0]
-    assert broken.exists()
+    assert not broken.exists()
+    assert (tmp_path / "damaged-checkpoint-0.20" / "engine").exists()
+    # What was passed over neither counts as kept nor is in the way of what comes.
+    assert [p.name for p in prune(tmp_path, 1)] == []
+    assert oldest_kept(tmp_path) == PolicyVersion(0, 10)
 
 
 def test_a_writer_that_dies_leaves_the_older_one_and_is_named(tmp_path: Path) -> None:
@@ -103,7 +107,9 @@ def test_what_another_run_wrote_is_never_loaded(tmp_path: Path) -> None:
     shutil.copytree(foreign, tmp_path / "ours" / foreign.name)
     path, warnings = newest_complete(tmp_path / "ours")
     assert path == sound
-    assert warnings == ["checkpoint-0.20: its manifest is not one that this run wrote; not used, not removed"]
+    assert warnings == [
+        "checkpoint-0.20: its manifest is not one that this run wrote; not used, kept as damaged-checkpoint-0.20"
+    ]
 
 
 def test_prune_keeps_the_newest_complete_and_every_damaged_one(tmp_path: Path) -> None:
