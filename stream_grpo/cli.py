@@ -17,6 +17,7 @@ from stream_grpo import config_file
 from stream_grpo.config import Config
 from stream_grpo.console import Console
 from stream_grpo.errors import ConfigError, StreamGrpoError
+from stream_grpo.model_folder import unusable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -43,10 +44,20 @@ def train(
             print(config_file.to_toml(config), end="")
             for note in config_file.missing_files(config):
                 console.say(f"not there yet: {note}")
+            _check_model(config, console)
             return
         from stream_grpo.train import train as run
 
         run(config, resume=resume is not None, console=console)
+
+
+def _check_model(config: Config, console: Console) -> None:
+    """A folder that is not there may still be made; one that is there must be usable. Raises ConfigError."""
+    found = unusable(config)
+    if found and config.model.path.exists():
+        raise ConfigError("\n".join(found))
+    for note in found:
+        console.say(f"not there yet: {note}")
 
 
 def _load(file: Path | None, resume: Path | None, overrides: list[str]) -> Config:
@@ -85,7 +96,7 @@ def evaluate(
 @app.command("make-model")
 def make_model(
     out: Annotated[Path, typer.Argument(help="Folder to write: model/, pool.jsonl, heldout.jsonl.")],
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same files.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="The same seed gives the same files.")] = 0,
 ) -> None:
     """Make a small Llama that adds numbers with a scratchpad and often fails, and its problems."""
     console = Console()

@@ -6,11 +6,19 @@ under a field is its documentation. `config_file` reads and writes the tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from stream_grpo.algo.presets import DEFAULT, PRESETS
+from stream_grpo.algo.recipe import Recipe, readers
+
+ProblemField = Literal["prompt", "answer", "verifier", "problem_id", "domain", "source"]
+"""What is read of a row of problems."""
+AdamBeta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -26,7 +34,7 @@ class Run(Section):
     """Folder under `root`: letters, digits, dot, dash, underscore, space. One that exists is refused unless resumed."""
     root: Path = Path("runs")
     """Folder of all runs, relative to the working directory."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=1 << 63)
     """Every seed of the run is derived from this one."""
     num_steps: int = Field(100, ge=0)
     """Learner steps in all, those before a resume included."""
@@ -54,6 +62,8 @@ class Pool(Section):
     """JSONL, JSON or Parquet files that are imported into the run's pool when it is new."""
     verifier: str | None = None
     """Verifier for rows that name none."""
+    mapping: dict[ProblemField, str] = Field(default_factory=dict)
+    """Column that a field of a problem is read from, where the usual names do not fit; of held-out files too."""
     max_refused_share: float = Field(0.05, ge=0, le=1)
     """Above this share of refused rows the import fails."""
 
@@ -78,7 +88,7 @@ class Curator(Section):
 class Sampler(Section):
     """vLLM and what it is asked for."""
 
-    num_samplers: int = Field(1, ge=1)
+    num_samplers: int = Field(1, ge=1, le=4096)
     """Sampler processes."""
     group_size: int = Field(8)
     """Rollouts per problem."""
@@ -86,12 +96,12 @@ class Sampler(Section):
     """Response limit; a rollout that reaches it ends as `length`."""
     temperature: float = Field(1.0, gt=0)
     """The learner divides its logits by the same number."""
-    top_p: float = 1.0
-    """Full support only: the learner's distribution has no such filter."""
-    top_k: int = -1
-    """Full support only."""
-    min_p: float = 0.0
-    """Full support only."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Below 1 only with learner.filter_logits: the learner must filter its logits alike."""
+    top_k: int = Field(-1, ge=-1)
+    """Above 0 only with learner.filter_logits."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Above 0 only with learner.filter_logits."""
     max_num_seqs: int = Field(256, ge=1)
     """Sequences that run at once in one sampler."""
     kv_cache_bytes: int = Field(256 << 20, ge=1 << 20)
@@ -151,8 +161,8 @@ class Learner(Section):
     """Learner steps of linear warmup."""
     weight_decay: float = Field(0.0, ge=0)
     """Of AdamW."""
-    adam_betas: tuple[float, float] = (0.9, 0.99)
-    """Of AdamW."""
+    adam_betas: tuple[AdamBeta, AdamBeta] = (0.9, 0.99)
+    """Decay of AdamW's two running means: of gradients, and of their squares."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""
     zero_stage: Literal[0, 1, 2, 3] = 1
@@ -165,6 +175,8 @@ class Learner(Section):
     """Passes over a train batch."""
     num_minibatches: int = Field(1, ge=1)
     """Optimizer updates per pass; divides groups_per_step."""
+    filter_logits: bool = False
+    """Apply the sampler's top_p, top_k and min_p to the learner's logits, so that both have the same support."""
     num_threads: int = Field(1, ge=1)
     """Compute threads on CPU."""
     num_gpus: float = Field(0, ge=0)
@@ -177,29 +189,30 @@ class Learner(Section):
     """How often a dead learner is started again, from its newest checkpoint."""
 
 
-class Algo(Section):
-    """The choices of the off-policy maths."""
+class Algo(Recipe):
+    """The off-policy maths: a preset, and the single choices that differ from it."""
 
-    advantage: Literal["grpo", "centered", "rloo"] = "rloo"
-    """`grpo`: over the group's spread; `centered`: minus the group mean; `rloo`: minus the mean of the others."""
-    signal_tolerance: float = Field(1e-6, ge=0)
-    """A group whose rewards differ by no more than this has no signal."""
-    clip_low: float = Field(0.2, ge=0)
-    """Ratios below 1 - clip_low get no further gradient where the advantage is negative."""
-    clip_high: float = Field(0.28, ge=0)
-    """Ratios above 1 + clip_high get no further gradient where the advantage is positive."""
-    dual_clip: float | None = Field(None, gt=1)
-    """Ratio bound where the advantage is negative; None switches it off."""
-    correction: Literal["none", "tis", "icepop"] = "none"
-    """Of proximal over behavior. Not none: the proximal policy is recomputed at the start of the step."""
-    correction_low: float = Field(0.0, ge=0)
-    """Lower bound of the correction's band (icepop)."""
-    correction_high: float = Field(2.0, gt=0)
-    """Upper bound of the correction's band (icepop), or the truncation (tis)."""
+    preset: str = DEFAULT
+    """The row that the choices below start from; `stream-grpo presets` lists all."""
     shuffle_rewards: bool = False
     """A control: the rewards of each group are shuffled among its rollouts, so that nothing can be learnt."""
-    aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
-    """What the loss is divided by: tokens, sequences then each by its length, or groups x size x max_new_tokens."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_from_preset(cls, given: Any) -> Any:
+        """Fill in what is not given; numbers of the preset that the given choices no longer read fall away."""
+        if not isinstance(given, Mapping):
+            return given
+        name = given.get("preset", DEFAULT)
+        if name not in PRESETS:
+            near = difflib.get_close_matches(str(name), PRESETS, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(PRESETS))}"
+            raise ValueError(f"preset = {name!r}: no such preset; {hint}")
+        choices = {**PRESETS[name].recipe.model_dump(), **given}
+        return {
+            key: None if key not in given and key in Recipe.model_fields and readers(key, choices) else value
+            for key, value in choices.items()
+        }
 
 
 class Weights(Section):
@@ -218,16 +231,22 @@ class Weights(Section):
 
 
 class Evaluation(Section):
-    """Held-out problems, scored before and after."""
+    """Held-out problems, scored before, during and after training."""
 
     files: tuple[Path, ...] = ()
     """Held-out problems, in the formats of the pool."""
     num_samples: int = Field(16, ge=1)
     """Rollouts per held-out problem."""
     num_problems: int = Field(256, ge=0)
-    """Problems that are evaluated; a seeded subset when there are more. 0: no evaluation."""
+    """Problems evaluated before and after training; a seeded subset when there are more. 0: neither is done."""
     domains: tuple[str, ...] = ()
     """Domains that make the headline figure; empty: all."""
+    interval: int = Field(25, ge=0)
+    """Learner steps between two evaluations during training, on the engine of the first sampler. 0: none."""
+    interval_problems: int = Field(64, ge=1)
+    """Problems of each of these, from the headline's domains; more of them let newer weights wait for longer."""
+    interval_samples: int = Field(4, ge=1)
+    """Rollouts per problem of each of these."""
 
 
 class Ray(Section):
@@ -308,12 +327,13 @@ def _sampler_complaints(config: Config) -> Iterable[str]:
                 f"model.max_prompt_tokens + sampler.max_new_tokens = {total} > model.max_length_tokens = "
                 f"{config.model.max_length_tokens}; lower one of the two"
             )
-    for name, full in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0)):
-        value = getattr(sampler, name)
-        if value != full:
+    filters = {name: getattr(sampler, name) for name in ("top_p", "top_k", "min_p")}
+    full = {"top_p": (1.0,), "top_k": (-1, 0), "min_p": (0.0,)}
+    for name, value in filters.items():
+        if value not in full[name] and not config.learner.filter_logits:
             yield (
                 f"sampler.{name} = {value}: the sampler would draw from a smaller support than the learner's "
-                f"distribution, and ratios would be wrong; use {full}"
+                f"distribution, and ratios would be wrong; use {full[name][0]}, or learner.filter_logits = true"
             )
 
 
@@ -345,13 +365,14 @@ def _stream_complaints(config: Config) -> Iterable[str]:
         )
     if learner.num_ranks > 1:
         yield f"learner.num_ranks = {learner.num_ranks}: the learner runs as one process; use 1"
+    num_sequences = stream.groups_per_step * config.sampler.group_size
+    if config.algo.kl_horizon is not None and config.algo.kl_horizon < num_sequences:
+        yield (
+            f"algo.kl_horizon = {config.algo.kl_horizon}: below the {num_sequences} sequences of one learner step; the "
+            f"coefficient would overshoot; use some hundred times as many"
+        )
     if stream.groups_per_step % learner.num_minibatches:
         yield (
             f"learner.num_minibatches = {learner.num_minibatches} does not divide stream.groups_per_step = "
             f"{stream.groups_per_step}"
-        )
-    if config.algo.correction == "icepop" and config.algo.correction_low >= config.algo.correction_high:
-        yield (
-            f"algo.correction_low = {config.algo.correction_low}: not below algo.correction_high = "
-            f"{config.algo.correction_high}"
         )

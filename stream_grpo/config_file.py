@@ -14,6 +14,14 @@ from pydantic import ValidationError
 from stream_grpo.config import Config
 from stream_grpo.errors import ConfigError
 
+NEAR = 0.7
+"""Similarity of two names above which one is taken for a misspelling of the other."""
+EXPECTED = {
+    "tuple_type": "expected a list, in square brackets",
+    "model_type": "expected a section with settings of its own, not a value",
+}
+"""Types of pydantic's errors whose own words speak of Python."""
+
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     """Read a TOML file, apply `a.b=c` overrides, validate.
@@ -79,14 +87,23 @@ def _explain(error: Mapping[str, Any]) -> str:
     location = [str(part) for part in error["loc"]]
     key = ".".join(location)
     if error["type"] == "extra_forbidden":
-        known = _names(location[:-1])
-        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {'.'.join([*location[:-1], near[0]])}?" if near else f"known: {', '.join(sorted(known))}"
-        return f"unknown key {key}: {hint}"
+        return f"unknown key {key}: {_hint(location, is_section=isinstance(error['input'], Mapping))}"
     if error["type"] == "missing":
         return f"{key}: required and not given"
-    message = error["msg"].removeprefix("Value error, ")
+    message = EXPECTED.get(error["type"], error["msg"].removeprefix("Value error, "))
     return f"{key} = {error['input']!r}: {message}" if key else message
+
+
+def _hint(location: list[str], *, is_section: bool) -> str:
+    """The key that was meant: one beside it with a name that is near, else a setting so called in any section."""
+    *section, name = location
+    beside = _names(section)
+    if (section or is_section) and (near := difflib.get_close_matches(name, beside, n=1, cutoff=NEAR)):
+        return f"did you mean {'.'.join([*section, near[0]])}?"
+    elsewhere = {setting: part for part in reversed(_names([])) for setting in _names([part])}
+    if near := difflib.get_close_matches(name, elsewhere, n=1, cutoff=1.0 if is_section else NEAR):
+        return f"did you mean {elsewhere[near[0]]}.{near[0]}?"
+    return f"known: {', '.join(sorted(beside))}"
 
 
 def _names(section: list[str]) -> list[str]:
@@ -96,16 +113,9 @@ def _names(section: list[str]) -> list[str]:
     return list(model.model_fields)
 
 
-def missing_model(config: Config) -> list[str]:
-    """What is missing of the model folder."""
-    path = config.model.path
-    needed = {"config.json": "config.json", "*.safetensors": "weights (*.safetensors)", "tokenizer*.json": "tokenizer"}
-    return [f"model.path = {path}: no {what}" for pattern, what in needed.items() if not any(path.glob(pattern))]
-
-
 def missing_files(config: Config) -> list[str]:
-    """What a new run needs on disk and does not find."""
-    missing = missing_model(config)
+    """The problem files that a new run needs and does not find."""
+    missing: list[str] = []
     for name, files in (("pool.files", config.pool.files), ("evaluation.files", config.evaluation.files)):
         missing += [f"{name}: {file}: no such file" for file in files if not file.exists()]
     return missing
@@ -127,9 +137,13 @@ def to_toml(config: Config) -> str:
     lines: list[str] = []
     for section, values in config.model_dump(mode="json").items():
         lines.append(f"[{section}]")
-        # TOML has no null: a setting that is None is left out, and None is its default.
-        lines += [
-            f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items() if value is not None
-        ]
+        lines += [line for name, value in values.items() for line in _toml_lines(name, value)]
         lines.append("")
     return "\n".join(lines)
+
+
+def _toml_lines(name: str, value: Any) -> list[str]:
+    """A setting as TOML, which has no null: one that is None is left out, and None is its default."""
+    if isinstance(value, dict):
+        return [f"{name}.{key} = {json.dumps(item, ensure_ascii=False)}" for key, item in value.items()]
+    return [] if value is None else [f"{name} = {json.dumps(value, ensure_ascii=False)}"]

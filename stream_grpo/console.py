@@ -53,6 +53,16 @@ class Console:
         if self._progress is not None:
             self._progress.update(self._task, completed=record["step"])
 
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        """The line of one evaluation during training."""
+        headline = record["heldout"]["headline"]
+        self.say(
+            f"step {record['step']:>4} evaluated  held-out pass@1 {_percent(headline['pass_at_1'])} "
+            f"[{_interval(headline)}] of {headline['num_problems']} problems  "
+            f"{record['num_tokens']:,} tokens in {record['seconds']:.2f} s  "
+            f"newer weights waited {record['pinned_s']:.2f} s"
+        )
+
     def scores(self, scores: Mapping[str, Mapping[str, Any]], title: str = "held-out pass@1") -> None:
         """One evaluation by domain."""
         table = Table("domain", "pass@1", "95% interval", "problems", title=title, title_justify="left")
@@ -96,9 +106,9 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}%"
 
 
 def _interval(score: Mapping[str, Any]) -> str:
-    return f"{100 * score['low']:.1f} to {100 * score['high']:.1f}"
+    return "-" if score["low"] is None else f"{100 * score['low']:.1f} to {100 * score['high']:.1f}"

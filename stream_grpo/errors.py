@@ -6,6 +6,7 @@
     |-- LedgerError         the account of groups or tokens does not close
     |-- WeightsError        published weights are incomplete, damaged or of another model
     |   `-- ProbeError      loaded weights do not give the learner's logprobs
+    |-- EvaluationError     an evaluation is not what was asked for: several versions, missing or foreign samples
     |-- CheckpointError     a checkpoint is incomplete or not of this run
     `-- StallError          a wait reached its deadline; the message names who was waited for
 
@@ -37,8 +38,16 @@ class ProbeError(WeightsError):
     """Loaded weights do not give the learner's logprobs on the probe."""
 
 
+class EvaluationError(StreamGrpoError):
+    """An evaluation is not what was asked for: more than one policy version, missing or foreign samples."""
+
+
 class CheckpointError(StreamGrpoError):
     """A checkpoint is incomplete or does not belong to this run."""
+
+
+class CorrectionError(StreamGrpoError):
+    """A correction of staleness is asked for and cannot act."""
 
 
 class StallError(StreamGrpoError):

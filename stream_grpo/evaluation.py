@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_grpo.errors import EvaluationError
 from stream_grpo.rewards.score import Scorer
 from stream_grpo.rewards.verifiers import VerifiableProblem
 from stream_grpo.types import Decision, Generation, GenerationRequest, PolicyVersion
@@ -152,52 +153,93 @@ def paired_rise(before: Sequence[ProblemScore], after: Sequence[ProblemScore], s
 P = TypeVar("P", bound=EvaluatedProblem)
 
 
-def evaluate(
-    problems: Sequence[P],
-    prompt_ids_of: Callable[[P], Sequence[int]],
-    generate: Callable[[Sequence[GenerationRequest]], Iterable[Generation]],
-    decode: Callable[[Sequence[int]], str],
-    scorer: Scorer,
-    num_samples: int,
-    seed: int,
-    max_new_tokens: int,
-) -> list[ProblemScore]:
-    """Sample every problem `num_samples` times and score what comes; one score per problem, in their order.
+class EvaluationRun(Generic[P]):
+    """One evaluation under way: the requests to sample, what came of them so far, and the scores at the end.
 
     The seed of a sample depends on `seed`, problem id and sample number alone: two evaluations of the same problems
-    use the same seeds. Generations may come in any order. `decode` leaves special tokens out.
-
-    Raises ValueError for a problem id that occurs twice, for a generation that was not asked for, comes twice or is
-    missing, and when more than one policy version took part, a kept KV cache of older weights included.
+    use the same seeds. Request ids begin with "eval/", which no group's id does.
     """
-    if len({problem.problem_id for problem in problems}) != len(problems):
-        raise ValueError("a problem id occurs twice among the problems to evaluate")
-    requests: list[GenerationRequest] = []
-    owners: dict[str, int] = {}
-    for index, problem in enumerate(problems):
-        prompt_ids = tuple(prompt_ids_of(problem))
-        for sample in range(num_samples):
-            request = GenerationRequest(
-                request_id=f"eval/{index}/{sample}",
-                prompt_ids=prompt_ids,
-                seed=_derived_seed(seed, problem.problem_id, sample),
-                max_new_tokens=max_new_tokens,
-            )
-            requests.append(request)
-            owners[request.request_id] = index
-    tallies = [_Tally() for _ in problems]
-    versions: set[PolicyVersion] = set()
-    for generation in generate(requests):
-        if generation.request_id not in owners:
-            raise ValueError(f"generation {generation.request_id!r} was not asked for, or came twice")
-        index = owners.pop(generation.request_id)
-        _refuse_second_version(generation, versions)
+
+    def __init__(
+        self,
+        problems: Sequence[P],
+        prompt_ids_of: Callable[[P], Sequence[int]],
+        decode: Callable[[Sequence[int]], str],
+        scorer: Scorer,
+        *,
+        num_samples: int,
+        seed: int,
+        max_new_tokens: int,
+        version: PolicyVersion | None = None,
+    ) -> None:
+        """`decode` leaves special tokens out; `version`: of the weights that sample, None takes any single one.
+
+        Raises ValueError for a problem id that occurs twice.
+        """
+        if len({problem.problem_id for problem in problems}) != len(problems):
+            raise ValueError("a problem id occurs twice among the problems to evaluate")
+        self._problems, self._decode, self._scorer = problems, decode, scorer
+        self._seed = seed
+        self._versions = set() if version is None else {version}
+        self._tallies = [_Tally() for _ in problems]
+        self._owners: dict[str, int] = {}
+        self.requests: list[GenerationRequest] = []
+        """All of them, problem by problem."""
+        for index, problem in enumerate(problems):
+            prompt_ids = tuple(prompt_ids_of(problem))
+            for sample in range(num_samples):
+                request = GenerationRequest(
+                    request_id=f"eval/{index}/{sample}",
+                    prompt_ids=prompt_ids,
+                    seed=_derived_seed(seed, problem.problem_id, sample),
+                    max_new_tokens=max_new_tokens,
+                )
+                self.requests.append(request)
+                self._owners[request.request_id] = index
+
+    @property
+    def awaited(self) -> Collection[str]:
+        """Ids of the requests without a generation yet."""
+        return self._owners.keys()
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens so far."""
+        return sum(tally.num_tokens for tally in self._tallies)
+
+    def take(self, generation: Generation) -> None:
+        """Score one generation; they may come in any order.
+
+        Raises EvaluationError for one that was not asked for or comes twice, and when more than one policy version
+        took part, a kept KV cache of older weights included.
+        """
+        if generation.request_id not in self._owners:
+            raise EvaluationError(f"generation {generation.request_id!r} was not asked for, or came twice")
+        index = self._owners.pop(generation.request_id)
+        _refuse_second_version(generation, self._versions)
         token_ids = generation.token_ids.tolist()
-        result = scorer.score(problems[index], decode(token_ids), generation.end_reason)
-        tallies[index].add(result.reward is not None, result.decision is Decision.PASS, len(token_ids))
-    if owners:
-        raise ValueError(f"{len(owners)} of {len(requests)} generations are missing, first {next(iter(owners))!r}")
-    return [tally.score_of(problem) for tally, problem in zip(tallies, problems, strict=True)]
+        result = self._scorer.score(self._problems[index], self._decode(token_ids), generation.end_reason)
+        self._tallies[index].add(result.reward is not None, result.decision is Decision.PASS, len(token_ids))
+
+    def scores(self) -> list[ProblemScore]:
+        """One score per problem, in their order. Raises EvaluationError while a generation is missing."""
+        if self._owners:
+            num_missing, first = len(self._owners), next(iter(self._owners))
+            raise EvaluationError(f"{num_missing} of {len(self.requests)} generations are missing, first {first!r}")
+        return [tally.score_of(problem) for tally, problem in zip(self._tallies, self._problems, strict=True)]
+
+    def summary(self) -> dict[str, dict[str, float | int | None]]:
+        """The scores by domain as plain JSON values, all domains in the headline. Raises as `scores` does."""
+        return as_dicts(summarize(self.scores(), self._seed))
+
+
+def evaluate(
+    run: EvaluationRun[P], generate: Callable[[Sequence[GenerationRequest]], Iterable[Generation]]
+) -> list[ProblemScore]:
+    """Sample and score a whole evaluation on an engine that does nothing else. Raises EvaluationError as `run` does."""
+    for generation in generate(run.requests):
+        run.take(generation)
+    return run.scores()
 
 
 @dataclass(slots=True)
@@ -230,7 +272,7 @@ def _refuse_second_version(generation: Generation, versions: set[PolicyVersion])
     versions.update(generation.versions)
     if len(versions) > 1 or generation.mixed_context_from is not None:
         seen = ", ".join(str(version) for version in sorted(versions))
-        raise ValueError(f"an evaluation is of one policy version; up to {generation.request_id!r} it saw {seen}")
+        raise EvaluationError(f"an evaluation is of one policy version; up to {generation.request_id!r} it saw {seen}")
 
 
 def _domain_score(scores: Sequence[ProblemScore], seed: int) -> DomainScore:

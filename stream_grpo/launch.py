@@ -23,6 +23,9 @@ from stream_grpo.errors import StallError, StreamGrpoError
 
 BUILD_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 8.0
+STATUS_TIMEOUT_S = 5.0
+SILENCE_S = 30.0
+"""A part that has not answered for so long is named."""
 MIN_STOP_S = 0.3
 """What the last part to stop gets where others have used up the time."""
 
@@ -77,8 +80,23 @@ class Placed:
     address: str = ""
     pid: int = 0
     last_status: dict[str, Any] = field(default_factory=dict)
+    asking: Any = None
+    """Ray reference of the status that was asked for and has not come."""
+    asked_at: float = 0.0
+    """Monotonic time of that."""
+    is_named: bool = False
+    """Whether it was said that this part does not answer."""
     earlier: list[dict[str, Any]] = field(default_factory=list)
     """Last status of every incarnation that died."""
+
+    @property
+    def silent_s(self) -> float:
+        """For how long it has owed an answer."""
+        return time.monotonic() - self.asked_at if self.asking else 0.0
+
+    def silence(self) -> str:
+        """That it does not answer, in words."""
+        return f"{self.name} (process {self.pid}) has not answered for {self.silent_s:.0f} s: it is stopped or hangs"
 
 
 class RunFailed(StreamGrpoError):
@@ -166,11 +184,11 @@ class Launcher:
         # A part that raised has judged for itself; only a sampler's judgement is about itself alone.
         died = isinstance(error, RayActorError)
         if placed.restarts_left == 0 or not (died or placed.kind == "sampler"):
-            raise RunFailed(cause)
+            raise RunFailed("; ".join([cause, *self._silent_besides(placed)]))
         placed.restarts_left -= 1
         self._say(f"{cause}; starting it again ({placed.restarts_left} restarts left)")
         placed.earlier.append(placed.last_status)
-        placed.last_status = {}
+        placed.last_status, placed.asking, placed.is_named = {}, None, False
         kill(placed.handle)
         self._start(placed)
 
@@ -184,8 +202,35 @@ class Launcher:
         # A part that died is dealt with by `supervise`; one that is being built has nothing to tell.
         if placed.running:
             with suppress(RayError):
-                placed.last_status = ray.get(placed.handle.status.remote(), timeout=5.0)
+                self._ask(placed)
         return placed.last_status
+
+    def _ask(self, placed: Placed) -> None:
+        """Take a status; one that does not come in time is waited for by later calls, which then do not block."""
+        patience_s = 0.0 if placed.asking else STATUS_TIMEOUT_S
+        if placed.asking is None:
+            placed.asking, placed.asked_at = placed.handle.status.remote(), time.monotonic()
+        try:
+            placed.last_status = ray.get(placed.asking, timeout=patience_s)
+        except GetTimeoutError:
+            if not placed.is_named and placed.silent_s > SILENCE_S:
+                placed.is_named = True
+                self._say(placed.silence())
+            return
+        except RayError:
+            placed.asking = None
+            raise
+        if placed.is_named:
+            self._say(f"{placed.name} answers again")
+        placed.asking, placed.is_named = None, False
+
+    def silent(self) -> list[str]:
+        """A sentence for every part that runs and does not answer."""
+        return [placed.silence() for placed in self._parts.values() if placed.silent_s > STATUS_TIMEOUT_S]
+
+    def _silent_besides(self, failed: Placed) -> list[str]:
+        """Of the others: what failed may have waited for one of them."""
+        return [placed.silence() for placed in self._parts.values() if placed is not failed and placed.silent_s > 0]
 
     def statuses(self, name: str) -> list[dict[str, Any]]:
         """The last account of every incarnation of a part, the present one included."""
@@ -204,6 +249,8 @@ class Launcher:
                     ray.get(placed.handle.stop.remote(), timeout=left_s)
                     if not ray.wait([placed.running], timeout=left_s)[0]:
                         self._say(f"{name} did not end within {left_s:.1f} s and is killed")
+            except GetTimeoutError:
+                self._say(f"{name} did not answer within {left_s:.1f} s and is killed")
             except RayError as error:
                 self._say(f"{name}: {type(error).__name__} while stopping")
             kill(placed.handle)

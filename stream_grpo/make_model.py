@@ -7,7 +7,6 @@ reinforcement learning has is this noise; taken greedily the model is right near
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import random
@@ -28,6 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stream_grpo import arithmetic
 from stream_grpo.errors import ConfigError
+from stream_grpo.files import sha256
 
 MANIFEST = "make_model.json"
 
@@ -209,7 +209,7 @@ def _already_made(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | No
         if made_with.get(name) != value:
             raise ConfigError(f"{out} was made with {name} = {made_with.get(name)!r}, not {value!r}: {advice}")
     for name, digest in files.items():
-        if not (out / name).is_file() or _sha256(out / name) != digest:
+        if not (out / name).is_file() or sha256(out / name) != digest:
             raise ConfigError(f"{out / name} is missing or not as it was made: {advice}")
     return manifest
 
@@ -220,11 +220,7 @@ def _write_rows(path: Path, rows: list[arithmetic.Row]) -> None:
 
 def _hashes(folder: Path) -> dict[str, str]:
     """SHA-256 by path relative to the folder."""
-    return {path.relative_to(folder).as_posix(): _sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def _library_versions() -> dict[str, str]:

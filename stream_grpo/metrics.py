@@ -86,6 +86,9 @@ class WandbSink:
             settings=wandb.Settings(x_disable_stats=True, console="off", disable_git=True, disable_code=True),
         )
 
+        # What is evaluated is some steps old by then: its figures have an axis of their own.
+        self._run.define_metric("heldout/*", step_metric="heldout/step")
+
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """One row; nested values are joined by a slash."""
         self._run.log(dict(_flat(values)), step=step)

@@ -12,15 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from curator.schema import PROBLEM_SCHEMA, Problem, batch_from_bytes, problem_from_row
 from curator.wire import Client, Server
 from stream_grpo.config import Config
+from stream_grpo.model_folder import model_config, vocab_size
 from stream_grpo.sampler.environment import environment as sampler_environment
+from stream_grpo.types import PolicyVersion
+
+if TYPE_CHECKING:  # each builder imports what its part needs
+    from stream_grpo.evaluation import EvaluationRun
+    from stream_grpo.rewards.score import Scorer
+    from stream_grpo.sampler.generation import Engine
+    from stream_grpo.sampler.heldout import HeldoutEvaluation
+    from stream_grpo.sampler.prompts import Prompts
+    from stream_grpo.transport.channels import SamplerChannel
 
 LOOPBACK = "tcp://127.0.0.1:*"
 HELDOUT_FILE = "heldout.arrow"
+INTERVAL_HELDOUT_FILE = "heldout-interval.arrow"
 MANIFEST_FILE = "manifest.json"
 
 
@@ -72,17 +83,15 @@ def build_buffer(config: Config, curator: str, bind: str = LOOPBACK) -> Part:
         stream=config.stream,
         buffer=config.buffer,
         seed=config.run.seed,
-        vocab_size=_vocab_size(config.model.path),
+        vocab_size=vocab_size(model_config(config.model.path)),
         config_hash=json.loads((config.run_dir / MANIFEST_FILE).read_text())["group_config_hash"],
-        signal_tolerance=config.algo.signal_tolerance,
+        signal_tolerance=config.algo.signal_tolerance if config.algo.needs_spread else None,
     )
 
 
-def _vocab_size(model_dir: Path) -> int | None:
-    """Of the model's logits, as its configuration says; None where it does not."""
-    plain = json.loads((model_dir / "config.json").read_text())
-    found: int | None = plain.get("vocab_size", plain.get("text_config", {}).get("vocab_size"))
-    return found
+def sampler_names(config: Config) -> list[str]:
+    """The samplers of a run; the first of them evaluates during training."""
+    return [f"sampler-{i}" for i in range(config.sampler.num_samplers)]
 
 
 def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str) -> Part:
@@ -96,39 +105,86 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str) ->
     from stream_grpo.transport.channels import SamplerChannel
     from stream_grpo.weights.subscriber import Subscriber
 
+    engine, prompts, scorer = make_engine(config), Prompts(config), Scorer(VERIFIERS)
+    channel = SamplerChannel(Client(buffer, name=sampler_id, peer="buffer"), sampler_id)
     return SamplerProcess(
         config,
         sampler_id,
-        make_engine(config),
-        SamplerChannel(Client(buffer, name=sampler_id, peer="buffer"), sampler_id),
+        engine,
+        channel,
         Curator(curator, name=sampler_id),
         Subscriber(config.run_dir / "weights"),
-        Prompts(config),
-        Scorer(VERIFIERS),
+        prompts,
+        scorer,
+        heldout_evaluation(config, sampler_id, engine, channel, prompts, scorer),
+    )
+
+
+def heldout_evaluation(
+    config: Config, sampler_id: str, engine: Engine, channel: SamplerChannel, prompts: Prompts, scorer: Scorer
+) -> HeldoutEvaluation:
+    """The evaluations during training; a sampler that is not the first does none."""
+    from stream_grpo.evaluation import EvaluationRun
+    from stream_grpo.metrics import MetricsLog, MetricsReader
+    from stream_grpo.sampler.heldout import HeldoutEvaluation
+
+    evaluation = config.evaluation
+    is_first = sampler_id == sampler_names(config)[0]
+    problems = heldout_problems(config, INTERVAL_HELDOUT_FILE)[: evaluation.interval_problems] if is_first else []
+
+    def begin(version: PolicyVersion) -> EvaluationRun[Problem]:
+        return EvaluationRun(
+            problems,
+            prompts.token_ids,
+            prompts.decode,
+            scorer,
+            num_samples=evaluation.interval_samples,
+            seed=config.run.seed,
+            max_new_tokens=config.sampler.max_new_tokens,
+            version=version,
+        )
+
+    lines = MetricsReader(config.run_dir).new_lines()
+    return HeldoutEvaluation(
+        engine,
+        channel,
+        MetricsLog(config.run_dir, sampler_id),
+        begin,
+        interval=evaluation.interval if problems else 0,
+        num_steps=config.run.num_steps,
+        max_policy_age=config.stream.max_policy_age,
+        evaluated=[PolicyVersion(*line["version"]) for line in lines if line["event"] == "evaluation"],
     )
 
 
 def build_learner(config: Config, buffer: str) -> Part:
     """The learner with its DeepSpeed engine; `buffer` is an address."""
     from stream_grpo.learner.engine import LearnerEngine
+    from stream_grpo.learner.forward import Distribution
     from stream_grpo.learner.process import LearnerProcess
+    from stream_grpo.learner.train_step import TrainStep
     from stream_grpo.metrics import MetricsLog
     from stream_grpo.transport.channels import LearnerChannel
     from stream_grpo.weights.publisher import Publisher
 
+    sampler = config.sampler
     engine = LearnerEngine(
         config.model.path,
         learner=config.learner,
-        algo=config.algo,
+        recipe=config.algo,
         dtype=config.model.dtype,
-        temperature=config.sampler.temperature,
-        max_new_tokens=config.sampler.max_new_tokens,
-        group_size=config.sampler.group_size,
+        distribution=Distribution(
+            temperature=sampler.temperature, top_p=sampler.top_p, top_k=sampler.top_k, min_p=sampler.min_p
+        ),
         seed=config.run.seed,
+    )
+    step = TrainStep(
+        engine, config.algo, config.learner, group_size=sampler.group_size, max_new_tokens=sampler.max_new_tokens
     )
     return LearnerProcess(
         config,
         engine,
+        step,
         LearnerChannel(Client(buffer, name="learner", peer="buffer")),
         Publisher(config.run_dir / "weights", config.weights.keep_versions),
         MetricsLog(config.run_dir, "learner"),
@@ -150,19 +206,19 @@ class Evaluation:
 
     def run(self, stop: Event) -> Any:
         """The scores, in the order of the problems."""
-        from stream_grpo.evaluation import evaluate
+        from stream_grpo.evaluation import EvaluationRun, evaluate
         from stream_grpo.sampler.generation import generate
 
-        return evaluate(
+        run = EvaluationRun(
             self._problems,
             self._prompts.token_ids,
-            lambda requests: generate(self._engine, requests),
             self._prompts.decode,
             self._scorer,
-            self._config.evaluation.num_samples,
-            self._config.run.seed,
-            self._config.sampler.max_new_tokens,
+            num_samples=self._config.evaluation.num_samples,
+            seed=self._config.run.seed,
+            max_new_tokens=self._config.sampler.max_new_tokens,
         )
+        return evaluate(run, lambda requests: generate(self._engine, requests))
 
     def status(self) -> dict[str, Any]:
         """Nothing to tell before it ends."""
@@ -175,9 +231,9 @@ def build_evaluation(config: Config, model_dir: Path) -> Part:
     return Evaluation(config.model_copy(update={"model": model}), heldout_problems(config))
 
 
-def heldout_problems(config: Config) -> list[Problem]:
-    """The held-out problems that `rundir.prepare` chose for this run."""
-    batch = batch_from_bytes((config.run_dir / HELDOUT_FILE).read_bytes(), PROBLEM_SCHEMA)
+def heldout_problems(config: Config, file_name: str = HELDOUT_FILE) -> list[Problem]:
+    """The held-out problems that `rundir.prepare` chose for this run, by default those before and after training."""
+    batch = batch_from_bytes((config.run_dir / file_name).read_bytes(), PROBLEM_SCHEMA)
     return [problem_from_row(row) for row in batch.to_pylist()]
 
 

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,9 +23,13 @@ from curator.ingest.report import import_files
 from curator.pool import Pool
 from curator.schema import Problem, batch_to_bytes, problems_to_batch
 from stream_grpo.config import Config
-from stream_grpo.config_file import differences, load_run, missing_files, missing_model, to_toml
+from stream_grpo.config_file import differences, load_run, missing_files, to_toml
 from stream_grpo.errors import ConfigError
-from stream_grpo.parts import HELDOUT_FILE, MANIFEST_FILE
+from stream_grpo.files import read_object, sha256, write_json
+from stream_grpo.learner.branches import Branches
+from stream_grpo.learner.checkpoint import read_index
+from stream_grpo.model_folder import model_config, unusable, vocab_size
+from stream_grpo.parts import HELDOUT_FILE, INTERVAL_HELDOUT_FILE, MANIFEST_FILE
 from stream_grpo.rewards.score import Scorer, rewards_version
 from stream_grpo.rewards.verifiers import VERIFIERS
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
@@ -56,8 +61,8 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
     Raises ConfigError for what is missing, in the way, or refused.
     """
     config = with_absolute_paths(config)
-    if missing := missing_model(config) if resume else missing_files(config):
-        raise ConfigError("\n".join(missing))
+    if found := [*unusable(config), *([] if resume else missing_files(config))]:
+        raise ConfigError("\n".join(found))
     if resume:
         _take_up(config, say)
         return config
@@ -65,13 +70,17 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
         raise _taken(config)
     prompts = load_prompts(config)
     problems, heldout = read_problems(config, prompts, say)
+    if not heldout.around:
+        why = "evaluation.num_problems = 0" if config.evaluation.files else "evaluation.files names no file"
+        say(f"no evaluation before and after training: {why}")
     config.run.root.mkdir(parents=True, exist_ok=True)
     _check_room(config)
     building = config.run_dir.with_name(f".{config.run.name}.preparing-{os.getpid()}")
     try:
         (building / "logs").mkdir(parents=True)
         pool = Pool.create(building / "pool", problems)
-        (building / HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout)))
+        (building / HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout.around)))
+        (building / INTERVAL_HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout.during)))
         write_json(building / MANIFEST_FILE, _manifest(config, pool.fingerprint(), prompts))
         (building / "config.toml").write_text(to_toml(config))
         # A run folder is whole or not there, whatever happens meanwhile.
@@ -88,6 +97,15 @@ def _taken(config: Config) -> ConfigError:
 
 
 def _check_room(config: Config) -> None:
+    """Raise ConfigError where disk or memory are too small whatever the run does."""
+    sampler, memory = config.sampler, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    caches = sampler.num_samplers * sampler.kv_cache_bytes
+    if caches > memory and config.ray.address is None and not sampler.num_gpus:
+        raise ConfigError(
+            f"sampler.num_samplers = {sampler.num_samplers}: with sampler.kv_cache_bytes = "
+            f"{sampler.kv_cache_bytes >> 20} MiB each they need {caches >> 20} MiB, this machine has {memory >> 20} MiB"
+            f"; use num_samplers = {max(1, memory // sampler.kv_cache_bytes // 2)} or less, or smaller caches"
+        )
     root, needed = config.run.root, config.buffer.min_free_bytes
     free = shutil.disk_usage(root).free
     if free < needed:
@@ -120,7 +138,9 @@ def held(run_dir: Path) -> Iterator[None]:
 
 def _take_up(config: Config, say: Callable[[str], None]) -> None:
     """Check that a run can go on, say which settings are new, and note it in the manifest."""
-    manifest = json.loads((config.run_dir / MANIFEST_FILE).read_text())
+    manifest = _read_manifest(config.run_dir / MANIFEST_FILE)
+    Branches.load(config.run_dir / "branches.json")  # damage is told now, not once the learner is built
+    read_index(config.run_dir / "checkpoints")
     pool = Pool.open(config.run_dir / "pool")
     if pool.fingerprint() != manifest["pool_fingerprint"]:
         raise ConfigError(f"{pool.path}: not the pool that this run began with")
@@ -132,6 +152,15 @@ def _take_up(config: Config, say: Callable[[str], None]) -> None:
     manifest["resumed"] = [*manifest["resumed"], {key: now[key] for key in RESUMED_KEYS}]
     write_json(config.run_dir / MANIFEST_FILE, manifest | {"group_config_hash": now["group_config_hash"]})
     (config.run_dir / "config.toml").write_text(to_toml(config))
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path)
+    except ValueError as error:
+        raise ConfigError(
+            f"{error}; put back a copy of the file: it says which pool and model the run is of"
+        ) from error
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -150,18 +179,30 @@ def with_absolute_paths(config: Config) -> Config:
     )
 
 
-def read_problems(config: Config, prompts: Prompts, say: Callable[[str], None]) -> tuple[list[Problem], list[Problem]]:
+class Heldout(NamedTuple):
+    """The problems that are evaluated and never trained on."""
+
+    around: list[Problem]
+    """Evaluated before and after training."""
+    during: list[Problem]
+    """Evaluated every `evaluation.interval` learner steps."""
+
+
+def read_problems(config: Config, prompts: Prompts, say: Callable[[str], None]) -> tuple[list[Problem], Heldout]:
     """The problems to train on, none of them held out, and those to evaluate. Raises ConfigError."""
     if not config.pool.files:
         raise ConfigError("pool.files: none given; a run needs problems")
     problems = read_files(config, config.pool.files, prompts, say)
-    heldout = choose_heldout(config, prompts, say) if config.evaluation.num_problems else []
-    held = {_content(problem) for problem in heldout}
+    heldout = choose_heldout(config, prompts, say)
+    held = {_content(problem) for problem in (*heldout.around, *heldout.during)}
     kept = [problem for problem in problems if _content(problem) not in held]
     if len(kept) < len(problems):
         say(f"{len(problems) - len(kept)} problems are held out by content and leave the pool")
     if not kept:
-        raise ConfigError("pool.files: every problem is held out; nothing is left to train on")
+        raise ConfigError(
+            f"pool.files: all {len(problems)} problems stand in evaluation.files too and are held out; nothing is left "
+            f"to train on; add problems, or hold out fewer with evaluation.num_problems"
+        )
     return kept, heldout
 
 
@@ -172,34 +213,48 @@ def read_files(config: Config, files: Sequence[Path], prompts: Prompts, say: Cal
     """
     try:
         report = import_files(
-            files, default_verifier=config.pool.verifier, max_refused_share=config.pool.max_refused_share
+            files,
+            default_verifier=config.pool.verifier,
+            mapping={str(field): column for field, column in config.pool.mapping.items()},
+            max_refused_share=config.pool.max_refused_share,
         )
     except CuratorError as error:
         raise ConfigError(str(error)) from error
+    if not report.problems:
+        raise ConfigError(f"{_named(files)}: all {report.num_rows} rows are refused:\n" + "\n".join(report.refusals()))
     Scorer(sorted(report.verifiers))
-    names = ", ".join(file.name for file in files)
-    say(f"{names}: {report.num_rows} rows, {report.num_kept} kept, {report.num_duplicates} duplicates")
+    say(f"{_named(files)}: {report.num_rows} rows, {report.num_kept} kept, {report.num_duplicates} duplicates")
     for refusal in report.refusals():
         say(f"  {refusal}")
     return _with_usable_prompts(config, report.problems, prompts, say)
+
+
+def _named(files: Sequence[Path]) -> str:
+    return ", ".join(file.name for file in files)
 
 
 def _with_usable_prompts(
     config: Config, problems: Sequence[Problem], prompts: Prompts, say: Callable[[str], None]
 ) -> list[Problem]:
     """The problems whose prompts can be sampled, counted after the template. Raises ConfigError for too many others."""
+    num_tokens = vocab_size(model_config(config.model.path))
     usable: list[Problem] = []
     refusals: list[str] = []
     for problem in problems:
         try:
-            prompts.token_ids(problem)
+            highest = max(prompts.token_ids(problem))
         except PromptRefused as refusal:
             refusals.append(str(refusal))
-        else:
+            continue
+        if num_tokens is None or highest < num_tokens:
             usable.append(problem)
+        else:
+            refusals.append(
+                f"problem {problem.problem_id}: token id {highest}, but the model's vocab_size = {num_tokens}"
+            )
     for reason in refusals[:MAX_SHOWN]:
         say(f"  refused: {reason}")
-    if len(refusals) > config.pool.max_refused_share * len(problems):
+    if not usable or len(refusals) > config.pool.max_refused_share * len(problems):
         raise ConfigError(
             f"{len(refusals)} of {len(problems)} prompts cannot be sampled, first: {refusals[0]}; "
             f"pool.max_refused_share allows {config.pool.max_refused_share:.0%}"
@@ -207,26 +262,27 @@ def _with_usable_prompts(
     return usable
 
 
-def choose_heldout(config: Config, prompts: Prompts, say: Callable[[str], None]) -> list[Problem]:
-    """The problems to evaluate: a seeded subset, spread evenly over domains, where there are more than asked for."""
-    if not config.evaluation.files:
-        return []
-    problems = read_files(config, config.evaluation.files, prompts, say)
-    rng = np.random.default_rng([config.run.seed, 1])
+def choose_heldout(config: Config, prompts: Prompts, say: Callable[[str], None]) -> Heldout:
+    """Seeded subsets of the held-out problems, spread evenly over domains. Raises ConfigError."""
+    evaluation = config.evaluation
+    if not evaluation.files:
+        return Heldout([], [])
+    problems = _in_turns(read_files(config, evaluation.files, prompts, say), config.run.seed)
+    domains = {problem.domain for problem in problems}
+    if unknown := set(evaluation.domains) - domains:
+        raise ConfigError(f"evaluation.domains: no held-out problem in {sorted(unknown)}; there are {sorted(domains)}")
+    headline = [problem for problem in problems if problem.domain in (evaluation.domains or domains)]
+    return Heldout(problems[: evaluation.num_problems], headline[: evaluation.interval_problems])
+
+
+def _in_turns(problems: Sequence[Problem], seed: int) -> list[Problem]:
+    """All problems in a seeded order that takes one of every domain in turn, so that any beginning is spread evenly."""
+    rng = np.random.default_rng([seed, 1])
     by_domain: dict[str, list[Problem]] = {}
-    for index in rng.permutation(len(problems)):
+    for index in rng.permutation(len(problems))[::-1]:
         by_domain.setdefault(problems[index].domain, []).append(problems[index])
-    chosen: list[Problem] = []
-    while len(chosen) < min(config.evaluation.num_problems, len(problems)):
-        for domain in sorted(by_domain):
-            if by_domain[domain] and len(chosen) < config.evaluation.num_problems:
-                chosen.append(by_domain[domain].pop())
-    unknown = set(config.evaluation.domains) - set(by_domain)
-    if unknown:
-        raise ConfigError(
-            f"evaluation.domains: no held-out problem in {sorted(unknown)}; there are {sorted(by_domain)}"
-        )
-    return chosen
+    turns = zip_longest(*(by_domain[domain] for domain in sorted(by_domain)))
+    return [problem for turn in turns for problem in turn if problem is not None]
 
 
 def _content(problem: Problem) -> str:
@@ -252,12 +308,7 @@ def _manifest(config: Config, pool_fingerprint: str, prompts: Prompts) -> dict[s
 
 
 def _model_hashes(config: Config) -> dict[str, str]:
-    return {path.name: _sha256(path) for path in sorted(config.model.path.iterdir()) if path.is_file()}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {path.name: sha256(path) for path in sorted(config.model.path.iterdir()) if path.is_file()}
 
 
 def _version(library: str) -> str | None:
@@ -265,10 +316,3 @@ def _version(library: str) -> str | None:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
         return None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a file that is whole or not there."""
-    beside = path.with_name(f".{path.name}.tmp")
-    beside.write_text(json.dumps(value, indent=1))
-    beside.replace(path)

@@ -18,11 +18,14 @@ from stream_grpo.config import Config
 from stream_grpo.config_file import missing_files
 from stream_grpo.console import Console
 from stream_grpo.errors import ConfigError, StallError, StreamGrpoError
-from stream_grpo.evaluation import ProblemScore, as_dicts, paired_rise, summarize
+from stream_grpo.evaluation import HEADLINE, ProblemScore, as_dicts, paired_rise, summarize
+from stream_grpo.files import read_object, write_json
 from stream_grpo.launch import Launcher, ray_session
+from stream_grpo.learner.checkpoint import newest_version
 from stream_grpo.metrics import MetricsLog, MetricsReader, WandbSink
-from stream_grpo.parts import Evaluation
-from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare, with_absolute_paths, write_json
+from stream_grpo.model_folder import unusable
+from stream_grpo.parts import Evaluation, sampler_names
+from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare, with_absolute_paths
 from stream_grpo.sampler.environment import environment
 from stream_grpo.transport.channels import read_ledger
 
@@ -41,11 +44,26 @@ def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
         prepare(config, resume=False, say=console.say)
     with held(config.run_dir):
         if resume:
+            refuse_finished(config)
             prepare(config, resume=True, say=console.say)
         summary = _run(config, begun, resume, console)
     write_json(config.run_dir / "summary.json", summary)
     console.summary(summary)
     return summary
+
+
+def refuse_finished(config: Config) -> None:
+    """Raise ConfigError where a run has come to its end, summary included, and is asked for no further step."""
+    try:
+        done = read_object(config.run_dir / "summary.json").get("steps")
+    except ValueError:
+        return  # the end is still to be made
+    newest = newest_version(config.run_dir / "checkpoints")
+    if newest is not None and newest.step == done and config.run.num_steps <= done:
+        raise ConfigError(
+            f"run.num_steps = {config.run.num_steps}: nothing to do, {done} steps are done; "
+            f"raise it, for example --set run.num_steps={done + 100}"
+        )
 
 
 def _run(config: Config, begun: float, resume: bool, console: Console) -> dict[str, Any]:
@@ -69,13 +87,14 @@ class TrainingRun:
         self._config, self._console, self._resume = config, console, resume
         self._reader = MetricsReader(config.run_dir)
         self._ages = AgeAccount()
+        self._heldout_during: list[dict[str, Any]] = []
         for line in self._reader.new_lines():  # a resumed run has shown its earlier steps already
-            self._ages.add(line)
+            self._note(line)
         self._metrics = MetricsLog(config.run_dir, "launcher")
         self._next_status_at = 0.0
         self._seen, self._seen_at = "", time.monotonic()
         self._launcher = Launcher(config, console.say)
-        self._samplers = [f"sampler-{i}" for i in range(config.sampler.num_samplers)]
+        self._samplers = sampler_names(config)
         self._wandb = WandbSink(
             config.run_dir,
             config.run.name,
@@ -91,7 +110,8 @@ class TrainingRun:
         self._train()
         facts = self._end()
         after = self._evaluate("after", self._config.run_dir / "model")
-        summary = {**self._heldout(before, after), **facts, "wall_s": time.time() - begun}
+        heldout = {**self._heldout(before, after), "heldout_during": self._heldout_during}
+        summary = {**heldout, **facts, "wall_s": time.time() - begun}
         self._wandb.finish(summary)
         return summary
 
@@ -135,10 +155,14 @@ class TrainingRun:
 
     def _each_turn(self) -> None:
         for line in self._reader.new_lines():
-            self._ages.add(line)
+            self._note(line)
             if line["event"] == "step":
                 self._console.step(line, self._config.run.num_steps)
                 self._wandb.log(line["step"], line)
+            elif line["event"] == "evaluation":
+                self._console.evaluation(line)
+                # The learner is ahead of what was evaluated: W&B takes no row of an earlier step.
+                self._wandb.log(self._ages.step, {"heldout": headline_of(line)})
             elif line["event"] == "warning":
                 self._console.say(f"{line['source']}: {line['message']}")
         now = time.monotonic()
@@ -151,13 +175,20 @@ class TrainingRun:
         self._launcher.status("learner")
         self._watch(f"learner at step {self._ages.step}, buffer {statuses['buffer'].get('ledger')}")
 
+    def _note(self, line: Mapping[str, Any]) -> None:
+        """Keep what the summary says of a line of metrics."""
+        self._ages.add(line)
+        if line["event"] == "evaluation":
+            self._heldout_during.append(headline_of(line))
+
     def _watch(self, seen: str) -> None:
         """Raise StallError where neither step nor account has moved for twice the time after which a part gives up."""
         now = time.monotonic()
         if seen != self._seen:
             self._seen, self._seen_at = seen, now
         elif now - self._seen_at > 2 * self._config.stream.stall_timeout_s:
-            raise StallError(f"nothing has moved for {now - self._seen_at:.0f} s: {seen}")
+            silent = "".join(f"; {sentence}" for sentence in self._launcher.silent())
+            raise StallError(f"nothing has moved for {now - self._seen_at:.0f} s: {seen}{silent}")
 
     def _end(self) -> dict[str, Any]:
         """Stop in order, and gather what the summary says of the loop."""
@@ -165,6 +196,9 @@ class TrainingRun:
         samplers = [launcher.statuses(name) for name in self._samplers]
         now = time.time()
         learners = launcher.statuses("learner")
+        # Steps that a crash took after the newest checkpoint, where none was left to make them again.
+        if version := learners[-1].get("version"):
+            self._ages.keep_before(version[1] + 1)
         launcher.stop(*self._samplers)
         buffer = Client(launcher.address("buffer"), name="launcher", peer="buffer")
         ledger = read_ledger(buffer)
@@ -188,7 +222,7 @@ class TrainingRun:
 
     def _heldout(self, before: Sequence[ProblemScore], after: Sequence[ProblemScore]) -> dict[str, Any]:
         if not before:
-            return {"heldout_before": {}, "heldout_after": {}, "heldout_rise": None}
+            return dict.fromkeys(("heldout_before", "heldout_after", "heldout_rise"))
         chosen = set(self._config.evaluation.domains) or {score.domain for score in before}
         headline = [[score for score in scores if score.domain in chosen] for scores in (before, after)]
         return {
@@ -200,24 +234,43 @@ class TrainingRun:
 
 
 class AgeAccount:
-    """The policy ages of a run's learner steps, over all its starts."""
+    """The policy ages of the learner steps that the model is made of, over all starts of a run."""
 
     def __init__(self) -> None:
-        self.step = self.max = self._num_steps = 0
-        self._sum = 0.0
+        self._steps: list[tuple[int, int, float]] = []
+        """Step, largest age, mean age."""
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Take a line of metrics; only learner steps count."""
         if line["event"] == "step":
-            self.step = line["step"]
-            self.max = max(self.max, line["age_max"])
-            self._sum += line["age_mean"]
-            self._num_steps += 1
+            # After a restore a step is made again: what had come from there on is lost.
+            self.keep_before(line["step"])
+            self._steps.append((line["step"], line["age_max"], line["age_mean"]))
+
+    def keep_before(self, step: int) -> None:
+        """Forget this step and all later ones."""
+        while self._steps and self._steps[-1][0] >= step:
+            self._steps.pop()
+
+    @property
+    def step(self) -> int:
+        """The newest step."""
+        return self._steps[-1][0] if self._steps else 0
+
+    @property
+    def max(self) -> int:
+        """The largest age of a group that was trained."""
+        return max((largest for _, largest, _ in self._steps), default=0)
 
     @property
     def mean(self) -> float:
         """Mean age of the trained groups: every step has as many."""
-        return self._sum / self._num_steps if self._num_steps else 0.0
+        return sum(mean for *_, mean in self._steps) / len(self._steps) if self._steps else 0.0
+
+
+def headline_of(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an evaluation during training: which weights, and their headline figure."""
+    return {"branch": line["branch"], "step": line["step"], **line["heldout"][HEADLINE]}
 
 
 def _loop_facts(
@@ -228,7 +281,8 @@ def _loop_facts(
     `learners` has a status for every incarnation of the learner, `samplers` the same for every sampler.
     overlap = (busy sampler + busy learner - wall) / the smaller of the two, where the sampler is the mean of all; wall
     runs from the first engine step with running requests to the end of the last learner step. What samplers did after
-    that end, until `now`, is taken off as if they had been busy all the time, which can only lower the overlap.
+    that end, until `now`, is taken off as if they had been busy all the time, which can only lower the overlap. Engine
+    steps of evaluations during training count as those of groups do.
     """
     statuses = [status for incarnations in samplers for status in incarnations]
     first = min((status["first_busy_at"] for status in statuses if status.get("first_busy_at")), default=0.0)
@@ -266,16 +320,19 @@ def _account(ledger: Mapping[str, Any]) -> dict[str, Any]:
 def evaluate_model(config: Config, console: Console) -> dict[str, dict[str, Any]]:
     """Score `model.path` on `evaluation.files` in this process; returns the scores by domain. Raises ConfigError."""
     config = with_absolute_paths(config)
-    if missing := missing_files(config):
-        raise ConfigError("\n".join(missing))
+    if found := [*unusable(config), *missing_files(config)]:
+        raise ConfigError("\n".join(found))
     os.environ.update(environment(config))
-    evaluation = Evaluation(config, choose_heldout(config, load_prompts(config), console.say))
+    evaluation = Evaluation(config, choose_heldout(config, load_prompts(config), console.say).around)
     scores = evaluation.run(threading.Event())
     return as_dicts(summarize(scores, config.run.seed, config.evaluation.domains))
 
 
 def _read_scores(path: Path) -> list[ProblemScore]:
-    return [ProblemScore(**fields) for fields in json.loads(path.read_text())]
+    try:
+        return [ProblemScore(**fields) for fields in json.loads(path.read_bytes())]
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: no scores in it: {error}; remove it to evaluate the model anew") from error
 
 
 @contextmanager

@@ -6,7 +6,7 @@ has length T, so that one index means one token everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -27,6 +27,16 @@ class PolicyVersion(NamedTuple):
 
 Forks = Mapping[int, PolicyVersion]
 """For every branch above 0 the version of an earlier branch from which it forks."""
+
+
+def forks_to_plain(forks: Forks) -> dict[str, list[int]]:
+    """Forks as JSON and messages hold them: {"1": [0, 10]}."""
+    return {str(branch): list(fork) for branch, fork in sorted(forks.items())}
+
+
+def forks_from_plain(plain: Mapping[str, Sequence[int]]) -> dict[int, PolicyVersion]:
+    """The inverse of `forks_to_plain`. Raises ValueError, TypeError or AttributeError for anything else."""
+    return {int(branch): PolicyVersion(*map(int, fork)) for branch, fork in plain.items()}
 
 
 def policy_age(version: PolicyVersion, learner: PolicyVersion, forks: Forks) -> int:

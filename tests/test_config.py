@@ -24,7 +24,8 @@ def test_every_shipped_config_loads(path: Path) -> None:
 
 
 def test_the_resolved_configuration_reads_back_equal() -> None:
-    config = parse(tree(algo={"dual_clip": 3.0}, sampler={"temperature": 0.7}), "x")
+    mapping = {"prompt": "task", "answer": "the target"}
+    config = parse(tree(pool={"mapping": mapping}, sampler={"temperature": 0.7, "max_restarts": 0}), "x")
     assert parse(tomllib.loads(to_toml(config)), "x") == config
 
 
@@ -36,6 +37,48 @@ def test_c52_an_unknown_key_is_refused_with_the_nearest_name() -> None:
 def test_c52_an_unknown_key_without_a_near_name_lists_what_is_known() -> None:
     with pytest.raises(ConfigError, match=r"unknown key ray\.qqqq: known: address"):
         parse(tree(ray={"qqqq": 2}), "x")
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "hint"),
+    [
+        # A setting without its section, or in another one, is looked for everywhere.
+        ("group_size", 8, "did you mean sampler.group_size?"),
+        ("mapping", {"prompt": "q"}, "did you mean pool.mapping?"),
+        ("steps", 3, "did you mean run.num_steps?"),
+        ("learner", {"temperature": 1.0}, "did you mean sampler.temperature?"),
+        # What is near to nothing is taken for nothing.
+        ("problems", {"files": []}, "known: algo, buffer, curator"),
+        ("x", 3, "known: algo, buffer, curator"),
+        ("run", {"pool": 2}, "known: name, num_steps, root, seed"),
+    ],
+)
+def test_c52_a_hint_is_given_only_where_it_makes_sense(section: str, name: object, hint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(tree(**{section: name}), "x")  # type: ignore[arg-type]
+    assert hint in str(refused.value)
+
+
+def test_a_value_of_another_kind_is_told_in_words_of_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"pool\.files = 'a\.jsonl': expected a list, in square brackets"):
+        parse(tree(pool={"files": "a.jsonl"}), "x")
+    with pytest.raises(ConfigError, match=r"sampler = 3: expected a section with settings of its own"):
+        parse(tree(sampler=3), "x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "reason"),
+    [
+        ("learner", "adam_betas", [0.9, 1.0], "less than 1"),
+        ("learner", "adam_betas", [-0.1, 0.9], "greater than or equal to 0"),
+        ("sampler", "num_samplers", 4097, "less than or equal to 4096"),
+        ("run", "seed", 1 << 63, "less than 9223372036854775808"),
+        ("pool", "mapping", {"gold": "a"}, "'prompt', 'answer', 'verifier'"),
+    ],
+)
+def test_values_out_of_bounds_are_refused(section: str, name: str, value: object, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        parse(tree(**{section: {name: value}}), "x")
 
 
 def test_c52_an_unknown_section_is_refused() -> None:
@@ -67,7 +110,9 @@ def test_c52_an_unknown_section_is_refused() -> None:
         ({"stream": {"publish_interval": 6, "max_policy_age": 4}}, "at most max_policy_age \\+ 1 = 5"),
         ({"sampler": {"top_p": 0.9}}, "smaller support"),
         ({"sampler": {"top_k": 10}}, "smaller support"),
-        ({"algo": {"correction": "icepop", "correction_low": 3.0}}, "not below"),
+        ({"algo": {"preset": "icepop", "correction_low": 3.0}}, "1 must lie between"),
+        ({"algo": {"cap": 5.0}}, "cap = 5.0 would do nothing: it is read with weight = cispo"),
+        ({"algo": {"preset": "dapoo"}}, "did you mean 'dapo'"),
     ],
 )
 def test_c53_impossible_sizes_are_refused_with_the_true_reason(sections: dict[str, object], reason: str) -> None:

@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_grpo.evaluation import ProblemScore, as_dicts, evaluate, paired_rise, pass_at_k, summarize
+from stream_grpo.errors import EvaluationError
+from stream_grpo.evaluation import (
+    EvaluationRun,
+    ProblemScore,
+    as_dicts,
+    evaluate,
+    paired_rise,
+    pass_at_k,
+    summarize,
+)
 from stream_grpo.rewards.score import Scorer
 from stream_grpo.types import EndReason, Generation, GenerationRequest, PolicyVersion
 
@@ -55,15 +64,16 @@ def saying(text: str, request: GenerationRequest) -> Generation:
 
 
 def run(problems: Sequence[FakeProblem], engine: FakeEngine, num_samples: int = 4, seed: int = 0) -> list[ProblemScore]:
-    return evaluate(
+    return evaluate(begin(problems, num_samples=num_samples, seed=seed), engine)
+
+
+def begin(problems: Sequence[FakeProblem], **settings: Any) -> EvaluationRun[FakeProblem]:
+    return EvaluationRun(
         problems,
         prompt_ids_of=lambda problem: [ord(c) for c in problem.problem_id],
-        generate=engine,
         decode=lambda ids: "".join(map(chr, ids)),
         scorer=Scorer(["exact"]),
-        num_samples=num_samples,
-        seed=seed,
-        max_new_tokens=64,
+        **{"num_samples": 4, "seed": 0, "max_new_tokens": 64, **settings},
     )
 
 
@@ -238,19 +248,39 @@ def kept_cache(request: GenerationRequest) -> Generation:
 
 @pytest.mark.parametrize("respond", [second_version_inside, second_version_between, kept_cache])
 def test_more_than_one_version_is_an_error(respond: Respond) -> None:
-    with pytest.raises(ValueError, match="one policy version"):
+    with pytest.raises(EvaluationError, match="one policy version"):
         run([FakeProblem("a")], FakeEngine(respond))
 
 
+def test_an_evaluation_of_given_weights_takes_no_others() -> None:
+    evaluation = begin([FakeProblem("a")], version=PolicyVersion(0, 2))
+    with pytest.raises(EvaluationError, match=r"one policy version; up to 'eval/0/0' it saw 0\.2, 0\.3"):
+        evaluation.take(saying("#7", evaluation.requests[0]))
+
+
+def test_an_evaluation_goes_on_one_generation_at_a_time() -> None:
+    evaluation = begin([FakeProblem("a"), FakeProblem("b", domain="add-2")], num_samples=1)
+    first, second = evaluation.requests
+    evaluation.take(saying("#7", second))
+    assert (list(evaluation.awaited), evaluation.num_tokens) == (["eval/0/0"], 2)
+    with pytest.raises(EvaluationError, match="1 of 2 generations are missing, first 'eval/0/0'"):
+        evaluation.summary()
+    evaluation.take(saying("so #8", first))
+    assert (list(evaluation.awaited), evaluation.num_tokens) == ([], 7)
+    # a is wrong and b is right: 0 and 1, over both 1/2.
+    rates = {name: row["pass_at_1"] for name, row in evaluation.summary().items()}
+    assert rates == {"add-1": 0.0, "add-2": 1.0, "all": 0.5, "headline": 0.5}
+
+
 def test_missing_and_unasked_generations_are_errors() -> None:
-    with pytest.raises(ValueError, match="was not asked for, or came twice"):
+    with pytest.raises(EvaluationError, match="was not asked for, or came twice"):
         run([FakeProblem("a")], FakeEngine(lambda request: replace(saying("#7", request), request_id="eval/0/0")))
 
     class Losing(FakeEngine):
         def __call__(self, requests: Sequence[GenerationRequest]) -> Iterable[Generation]:
             return list(super().__call__(requests))[1:]
 
-    with pytest.raises(ValueError, match="1 of 4 generations are missing, first 'eval/0/3'"):
+    with pytest.raises(EvaluationError, match="1 of 4 generations are missing, first 'eval/0/3'"):
         run([FakeProblem("a")], Losing(lambda request: saying("#7", request)))
 
 

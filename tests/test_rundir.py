@@ -1,6 +1,7 @@
 """What a run checks and writes before anything starts."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 from curator.pool import Pool
 from stream_grpo.config import Config
 from stream_grpo.config_file import load_run, parse
-from stream_grpo.errors import ConfigError
+from stream_grpo.errors import CheckpointError, ConfigError, StreamGrpoError
 from stream_grpo.make_model import new_model, new_tokenizer
-from stream_grpo.parts import heldout_problems
+from stream_grpo.parts import INTERVAL_HELDOUT_FILE, heldout_problems
 from stream_grpo.rundir import held, prepare
 
 
@@ -38,7 +39,7 @@ def configuration(tmp_path: Path, model_dir: Path, **sections: dict[str, Any]) -
         "model": {"path": str(model_dir), "max_length_tokens": 128},
         "run": {"name": "r", "root": str(tmp_path / "runs")},
         "pool": {"files": [str(pool)]},
-        "evaluation": {"files": [str(heldout)], "num_problems": 3},
+        "evaluation": {"files": [str(heldout)], "num_problems": 3, "interval_problems": 2},
     }
     for name, section in sections.items():
         tree[name] = tree.get(name, {}) | section
@@ -118,8 +119,81 @@ def test_an_unknown_verifier_is_refused_before_anything_starts(tmp_path: Path, m
 
 def test_missing_files_are_all_named(tmp_path: Path, model_dir: Path) -> None:
     config = configuration(tmp_path, model_dir, model={"path": "nowhere"}, pool={"files": ["none.jsonl"]})
-    with pytest.raises(ConfigError, match=r"(?s)model\.path = .*nowhere: no config\.json.*pool\.files: .*none\.jsonl"):
+    with pytest.raises(ConfigError, match=r"(?s)model\.path = .*nowhere: no such folder.*pool\.files: .*none\.jsonl"):
         prepare(config, resume=False, say=lambda line: None)
+
+
+def test_a_damaged_model_is_refused_before_anything_is_written(tmp_path: Path, model_dir: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(model_dir, broken)
+    with (broken / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(ConfigError, match=r"model\.safetensors: 1000 bytes"):
+        prepare(configuration(tmp_path, broken), resume=False, say=lambda line: None)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_columns_of_other_names_are_mapped(tmp_path: Path, model_dir: Path) -> None:
+    rows = [{"task": f"{a}+30=", "gold": str(a + 30)} for a in range(10, 20)]
+    (tmp_path / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pool: dict[str, Any] = {"files": [str(tmp_path / "odd.jsonl")], "verifier": "exact"}
+    none: dict[str, Any] = {"files": []}
+    unmapped = configuration(tmp_path, model_dir, pool=pool, evaluation=none)
+    with pytest.raises(ConfigError, match=r'10 of 10 rows refused.*\n.*set mapping\.prompt = "<column>" to name it'):
+        prepare(unmapped, resume=False, say=lambda line: None)
+    pool["mapping"] = {"prompt": "task", "answer": "gold"}
+    said: list[str] = []
+    config = prepare(configuration(tmp_path, model_dir, pool=pool, evaluation=none), resume=False, say=said.append)
+    assert len(Pool.open(config.run_dir / "pool").problems()) == 10
+    assert said[-1] == "no evaluation before and after training: evaluation.files names no file"
+
+
+def test_a_pool_of_which_nothing_is_left_says_why(tmp_path: Path, model_dir: Path) -> None:
+    (tmp_path / "odd.jsonl").write_text('{"q": "1+1=", "a": "2"}\n')
+    every = {"files": [str(tmp_path / "odd.jsonl")], "max_refused_share": 1.0}
+    with pytest.raises(ConfigError, match=r"odd\.jsonl: all 1 rows are refused:\n1 refused: no column for the prompt"):
+        prepare(configuration(tmp_path, model_dir, pool=every), resume=False, say=lambda line: None)
+    held_out = {"files": [str(tmp_path / "heldout.jsonl")]}
+    four = {"num_problems": 4}
+    with pytest.raises(ConfigError, match=r"all 4 problems stand in evaluation\.files too and are held out"):
+        prepare(configuration(tmp_path, model_dir, pool=held_out, evaluation=four), resume=False, say=lambda line: None)
+
+
+def test_prompts_with_tokens_that_the_model_has_not_are_refused(tmp_path: Path, model_dir: Path) -> None:
+    broken = tmp_path / "grown"
+    shutil.copytree(model_dir, broken)
+    tokenizer = new_tokenizer()
+    tokenizer.add_tokens(["1"])  # in the vocabulary already
+    tokenizer.add_tokens(["+3"])
+    tokenizer.save_pretrained(broken)
+    with pytest.raises(
+        ConfigError, match=r"cannot be sampled, first: .*: token id 18, but the model's vocab_size = 18"
+    ):
+        prepare(configuration(tmp_path, broken), resume=False, say=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("manifest.json", ConfigError), ("branches.json", CheckpointError), ("index.json", CheckpointError)],
+)
+def test_a_resume_names_a_damaged_file(
+    tmp_path: Path, model_dir: Path, name: str, error: type[StreamGrpoError]
+) -> None:
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+    path = config.run_dir / ("checkpoints" if name == "index.json" else "") / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    with pytest.raises(error, match=rf"{name}: empty.*put back a copy of the file"):
+        prepare(config, resume=True, say=lambda line: None)
+
+
+def test_more_samplers_than_memory_holds_are_refused(tmp_path: Path, model_dir: Path) -> None:
+    many = {"num_samplers": 4096, "kv_cache_bytes": 1 << 40}  # 4 EiB
+    with pytest.raises(
+        ConfigError, match=r"sampler\.num_samplers = 4096: .*this machine has \d+ MiB; use num_samplers ="
+    ):
+        prepare(configuration(tmp_path, model_dir, sampler=many), resume=False, say=lambda line: None)
+    assert not (tmp_path / "runs" / "r").exists()
 
 
 def test_a_run_belongs_to_one_process(tmp_path: Path, model_dir: Path) -> None:
@@ -130,3 +204,31 @@ def test_a_run_belongs_to_one_process(tmp_path: Path, model_dir: Path) -> None:
         pass
     with held(config.run_dir):  # free again
         pass
+
+
+def test_evaluations_during_training_have_the_first_problems_of_the_headlines_domains(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    rows = [write_rows(tmp_path / f"{name}.jsonl", sums, domain=name).read_text() for name, sums in (
+        ("add-1", [(a, 3) for a in range(9)]),
+        ("add-2", [(a, 30) for a in range(10, 13)]),
+        ("add-3", [(a, 300) for a in range(100, 105)]),
+    )]  # fmt: skip
+    (tmp_path / "many.jsonl").write_text("".join(rows))
+    evaluation = {"files": [str(tmp_path / "many.jsonl")], "domains": ["add-2", "add-3"]}
+
+    def chosen(name: str, num_problems: int, interval_problems: int) -> tuple[list[str], list[str]]:
+        section = {**evaluation, "num_problems": num_problems, "interval_problems": interval_problems}
+        config = configuration(tmp_path, model_dir, run={"name": name}, evaluation=section)
+        config = prepare(config, resume=False, say=lambda line: None)
+        around, during = heldout_problems(config), heldout_problems(config, INTERVAL_HELDOUT_FILE)
+        ids = {problem.problem_id for problem in Pool.open(config.run_dir / "pool").problems()}
+        assert not ids & {problem.problem_id for problem in (*around, *during)}
+        return [p.problem_id for p in around], [p.domain for p in during]
+
+    around, during = chosen("a", 5, 7)
+    # Taken in turns: 3 of add-2 are all there are, and 4 of the 5 of add-3.
+    assert during == ["add-2", "add-3", "add-2", "add-3", "add-2", "add-3", "add-3"]
+    # A larger choice begins as the smaller one, whatever the other has.
+    assert chosen("b", 9, 1)[0][:5] == around
+    assert chosen("c", 0, 2) == ([], ["add-2", "add-3"])

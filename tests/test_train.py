@@ -1,8 +1,16 @@
 """The figures at the end of a run, by hand."""
 
+from pathlib import Path
+
 import pytest
 
-from stream_grpo.train import AgeAccount, _account, _loop_facts
+from stream_grpo.config import Config
+from stream_grpo.config_file import parse
+from stream_grpo.errors import ConfigError
+from stream_grpo.files import write_json
+from stream_grpo.learner.checkpoint import write_checkpoint
+from stream_grpo.train import AgeAccount, _account, _loop_facts, headline_of, refuse_finished
+from stream_grpo.types import PolicyVersion
 
 
 def test_overlap_is_what_both_did_beyond_the_wall_over_the_smaller() -> None:
@@ -50,7 +58,49 @@ def test_ages_are_those_of_all_learner_steps() -> None:
     assert (ages.step, ages.max, ages.mean) == (3, 3, 1.0)
 
 
+def test_steps_that_a_restore_made_again_count_once() -> None:
+    ages = AgeAccount()
+    for branch, step, largest in ((0, 1, 0), (0, 2, 4), (0, 3, 2), (1, 2, 1), (1, 3, 1)):
+        ages.add({"event": "step", "branch": branch, "step": step, "age_max": largest, "age_mean": largest / 2})
+    # Of branch 0 only step 1 is left: ages 0, 1, 1 with means 0, 0.5, 0.5.
+    assert (ages.step, ages.max) == (3, 1)
+    assert ages.mean == pytest.approx(1 / 3)
+    ages.keep_before(3)  # the learner ended at step 2
+    assert (ages.step, ages.max, ages.mean) == (2, 1, 0.25)
+
+
+def finished(run_dir: Path, *, steps: int, checkpoint: int) -> Config:
+    write_json(run_dir / "summary.json", {"steps": steps})
+    write_checkpoint(run_dir / "checkpoints", PolicyVersion(0, checkpoint), lambda path: None)
+    return parse({"model": {"path": "m"}, "run": {"root": str(run_dir.parent), "name": run_dir.name}}, "test")
+
+
+def test_a_run_that_has_come_to_its_end_is_not_ended_again(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    config = finished(tmp_path / "r", steps=100, checkpoint=100)  # run.num_steps is 100
+    with pytest.raises(ConfigError, match=r"run\.num_steps = 100: nothing to do, 100 steps are done; raise it"):
+        refuse_finished(config)
+    refuse_finished(config.model_copy(update={"run": config.run.model_copy(update={"num_steps": 101})}))
+
+
+@pytest.mark.parametrize("what", ["no summary", "summary cut", "steps beyond the summary"])
+def test_a_run_whose_end_is_still_to_be_made_goes_on(tmp_path: Path, what: str) -> None:
+    (tmp_path / "r").mkdir()
+    config = finished(tmp_path / "r", steps=100, checkpoint=150 if what == "steps beyond the summary" else 100)
+    if what == "no summary":
+        (tmp_path / "r" / "summary.json").unlink()
+    elif what == "summary cut":
+        (tmp_path / "r" / "summary.json").write_text('{"ste')
+    refuse_finished(config)  # raises nothing
+
+
 def test_the_trained_share_is_of_the_generated_tokens() -> None:
     account = _account({"tokens": {"generated": 200, "trained": 150, "no_signal": 50}, "groups": {}, "closes": True})
     assert account["trained_share"] == 0.75
     assert account["ledger_closes"] is True
+
+
+def test_an_evaluation_is_summed_up_by_its_headline() -> None:
+    row = {"pass_at_1": 0.5, "low": 0.25, "high": 0.75, "num_problems": 8}
+    line = {"event": "evaluation", "branch": 1, "step": 50, "heldout": {"add-2": {**row, "low": 0.0}, "headline": row}}
+    assert headline_of(line) == {"branch": 1, "step": 50, **row}

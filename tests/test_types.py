@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_grpo.types import EndReason, PolicyVersion, policy_age
+from stream_grpo.types import EndReason, PolicyVersion, forks_from_plain, forks_to_plain, policy_age
 from tests.fakes import make_group, make_rollout
 
 V = PolicyVersion
@@ -65,3 +65,10 @@ def test_the_age_of_a_group_is_that_of_its_oldest_token() -> None:
 )
 def test_a_valid_rollout_is_scored_finished_and_not_empty(rollout: object, valid: bool) -> None:
     assert rollout.valid is valid  # type: ignore[attr-defined]
+
+
+def test_forks_go_through_plain_values_and_back() -> None:
+    forks = {2: PolicyVersion(1, 5), 1: PolicyVersion(0, 10)}
+    plain = forks_to_plain(forks)
+    assert list(plain.items()) == [("1", [0, 10]), ("2", [1, 5])]
+    assert forks_from_plain(plain) == forks

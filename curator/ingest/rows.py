@@ -210,7 +210,7 @@ def _note(field_name: str, column: str, value: Any, result: Any, found: _Found) 
 def _looked_for(field_name: str, row: Mapping[str, Any], table: Mapping[str, Mapping[str, Reader]]) -> str:
     return (
         f"the row has {', '.join(sorted(map(str, row))) or 'none'}; looked for {', '.join(table[field_name])}; "
-        f'set mapping {{"{field_name}": "<column>"}} to name it'
+        f'set mapping.{field_name} = "<column>" to name it'
     )
 
 

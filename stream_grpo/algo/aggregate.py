@@ -6,56 +6,88 @@ update and handed in, so that the sum of the parts is the loss of the whole, how
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from stream_grpo.algo.shapes import require_rank, require_same_shape
 
-Aggregation = Literal["token_mean", "sequence_mean", "fixed_length"]
+Aggregation = Literal["tokens", "sequences", "problems", "constant"]
+AGGREGATIONS: tuple[Aggregation, ...] = ("tokens", "sequences", "problems", "constant")
 
 
-def denominator(
-    method: Aggregation,
-    *,
-    num_tokens: int,
-    num_sequences: int,
-    num_groups: int,
-    group_size: int,
-    max_new_tokens: int,
-) -> float:
-    """What the summed loss of an optimizer update is divided by; counts are over all its microbatches and ranks.
+class BatchCounts(NamedTuple):
+    """What an optimizer update trains, over all its microbatches and ranks, counted before any rejection mask.
 
-    token_mean: trained tokens (DAPO, arXiv 2503.14476). sequence_mean: sequences with trained tokens (GRPO, arXiv
-    2402.03300). fixed_length: groups x group_size x max_new_tokens (Dr. GRPO, arXiv 2503.20783).
+    Before, because a mask that took its tokens out of the denominator as well would raise the weight of those it keeps.
     """
-    if method == "token_mean":
-        return float(num_tokens)
-    if method == "sequence_mean":
-        return float(num_sequences)
-    if method == "fixed_length":
-        return float(num_groups * group_size * max_new_tokens)
-    raise ValueError(f"aggregation {method!r}: expected token_mean, sequence_mean or fixed_length")
+
+    num_tokens: int
+    num_sequences: int
+    """Sequences with a trained token."""
+    num_problems: int
+    """Problems with a trained token."""
+    num_constant: int
+    """groups x group_size x max_new_tokens."""
 
 
-def aggregate(method: Aggregation, loss_BT: Tensor, mask_BT: Tensor, denominator: float) -> Tensor:
-    """This part's share of the loss, a scalar: sum over trained tokens / denominator.
+def denominator(aggregation: Aggregation, counts: BatchCounts) -> float:
+    """What the summed loss of an optimizer update is divided by.
 
-    sequence_mean divides each sequence by its own trained tokens first; a sequence is never cut over parts. Where
-    nothing is trained (denominator 0) the loss is 0 and still hangs on its graph.
+    tokens (DAPO, arXiv 2503.14476), sequences (GRPO, arXiv 2402.03300), problems (prompt averaging of ScaleRL, arXiv
+    2510.13786), constant (Dr. GRPO, arXiv 2503.20783).
+    """
+    if aggregation == "tokens":
+        return float(counts.num_tokens)
+    if aggregation == "sequences":
+        return float(counts.num_sequences)
+    if aggregation == "problems":
+        return float(counts.num_problems)
+    if aggregation == "constant":
+        return float(counts.num_constant)
+    raise ValueError(f"aggregation {aggregation!r}: expected {', '.join(AGGREGATIONS)}")
+
+
+def aggregate(
+    aggregation: Aggregation,
+    loss_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    tokens_B: Tensor | None = None,
+    problem_tokens_B: Tensor | None = None,
+    denominator: float,
+) -> Tensor:
+    """This part's share of the loss, a scalar: sum of loss / own count / denominator over trained tokens.
+
+    The own count of a token is 1 for tokens and constant; for sequences `tokens_B`, the trained tokens of its
+    sequence; for problems `problem_tokens_B`, those of all sequences of its problem, wherever they were put. Both are
+    counted before any rejection mask. Where nothing is trained the loss is 0 and still hangs on its graph.
     """
     require_rank(2, loss=loss_BT, mask=mask_BT)
     require_same_shape(loss=loss_BT, mask=mask_BT)
     if denominator < 0:
         raise ValueError(f"denominator {denominator}: expected 0 or more")
     kept_BT = torch.where(mask_BT, loss_BT, 0.0)
-    if method == "sequence_mean":
-        kept_BT = kept_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
-    elif method not in ("token_mean", "fixed_length"):
-        raise ValueError(f"aggregation {method!r}: expected token_mean, sequence_mean or fixed_length")
+    if aggregation == "sequences":
+        kept_BT = kept_BT / _own_count("tokens_B", tokens_B, mask_BT).to(loss_BT.dtype)
+    elif aggregation == "problems":
+        kept_BT = kept_BT / _own_count("problem_tokens_B", problem_tokens_B, mask_BT).to(loss_BT.dtype)
+    elif aggregation not in AGGREGATIONS:
+        raise ValueError(f"aggregation {aggregation!r}: expected {', '.join(AGGREGATIONS)}")
     if denominator == 0:
         if bool(mask_BT.any()):
             raise ValueError("denominator 0 with trained tokens: it was not counted over this part")
         return kept_BT.sum()
     return kept_BT.sum() / denominator
+
+
+def _own_count(name: str, counts_B: Tensor | None, mask_BT: Tensor) -> Tensor:
+    """The counts as a column of 1 or more, [B, 1]; ValueError where they leave out a trained token."""
+    if counts_B is None:
+        raise ValueError(f"{name} is missing: this aggregation divides by it")
+    num_trained_B = mask_BT.sum(dim=1)
+    require_same_shape(**{name: counts_B, "trained tokens": num_trained_B})
+    if bool((counts_B < num_trained_B).any()):
+        raise ValueError(f"{name} {counts_B.tolist()}: expected at least the trained tokens {num_trained_B.tolist()}")
+    return counts_B.clamp(min=1).unsqueeze(1)

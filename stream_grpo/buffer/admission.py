@@ -18,17 +18,17 @@ class Admission(NamedTuple):
 
 
 def admit(
-    facts: GroupFacts, lineage: Lineage, *, max_policy_age: int, signal_tolerance: float, config_hash: str | None
+    facts: GroupFacts, lineage: Lineage, *, max_policy_age: int, signal_tolerance: float | None, config_hash: str | None
 ) -> Admission:
     """Judge a group: invalid before no_signal before stale, else accepted.
 
     A group without signal is one whose valid rewards differ by no more than `signal_tolerance`, found by largest minus
-    smallest, never by a deviation. `config_hash` None takes any.
+    smallest, never by a deviation. `signal_tolerance` None takes groups without signal, `config_hash` None any hash.
     """
     wrong = _what_is_wrong(facts, config_hash)
     if wrong:
         return Admission(Fate.INVALID, wrong)
-    if facts.spread <= signal_tolerance:
+    if signal_tolerance is not None and facts.spread <= signal_tolerance:
         return Admission(Fate.NO_SIGNAL, _cause(facts))
     try:
         age = max(lineage.age(version) for version in facts.versions)

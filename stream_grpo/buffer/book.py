@@ -44,7 +44,7 @@ class Rules:
     sample_deadline_s: float
     max_groups_without_signal: int
     run_seed: int
-    signal_tolerance: float = 1e-6
+    signal_tolerance: float | None = 1e-6
     config_hash: str | None = None
     """Groups with another one are invalid; None takes any."""
     vocab_size: int | None = None

@@ -63,6 +63,12 @@ class Intake:
             if self._tickets.get(group_id):
                 self._book.write(Transition(kind=Kind.PICKED, time_s=now, group_id=group_id, problem_id=problem_id))
 
+    def evaluated(self, sampler_id: str, version: PolicyVersion, num_tokens: int, now: float) -> None:
+        """Take the tokens of an evaluation into the account, once for every version."""
+        if version not in self._book.ledger.evaluated:
+            row = Transition(kind=Kind.EVALUATED, time_s=now, sampler_id=sampler_id, num_tokens=num_tokens)
+            self._book.write(replace(row, branch=version.branch, step=version.step))
+
     def issue(
         self, sampler_id: str, version: PolicyVersion, num_wanted: int, request: str, now: float
     ) -> tuple[list[Ticket], str]:

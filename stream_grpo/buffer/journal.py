@@ -21,6 +21,7 @@ from pathlib import Path
 from stream_grpo.buffer.recovery import check_schema, commits, count_messages
 from stream_grpo.buffer.transitions import TRANSITION_SCHEMA, Location, Transition, encode_transitions
 from stream_grpo.errors import JournalError
+from stream_grpo.files import sync
 from stream_grpo.transport.codec import GROUP_SCHEMA
 
 LOG_NAME = "transitions.arrow"
@@ -76,14 +77,6 @@ def _pread(descriptor: int, offset: int, length: int) -> bytes:
     return b"".join(parts)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class Journal:
     """Appends are kept in memory until `commit`; `replay` gives every transition, `read` any committed record."""
 
@@ -127,8 +120,14 @@ class Journal:
         if end < len(data):
             self._log.cut(end)
         if num_incomplete or end < len(data):
-            lost = f"{num_incomplete} groups were incomplete, none of them acknowledged"
-            _log.warning("%s: repaired after a crash: %s; %d bytes of log cut", self._directory, lost, len(data) - end)
+            _log.warning(
+                "%s: repaired after a crash: %d bytes cut from the end of %s, and %d groups that it does not name from "
+                "the segments; a crash leaves such bytes only of what was not yet acknowledged",
+                self._directory,
+                len(data) - end,
+                LOG_NAME,
+                num_incomplete,
+            )
         self._open_newest(ends)
         for row in (row for rows in newest.values() for row in rows):
             self.read(Location(row.segment, row.offset, row.length, row.crc32), row.group_id)
@@ -137,10 +136,13 @@ class Journal:
     def _begin_log(self) -> None:
         """A new log, or one that was cut while it was new: before any segment was begun."""
         if any(path.stat().st_size for path in self._directory.glob("segment-*.arrow")):
-            raise JournalError(f"{self._log.path}: is missing or cut short, but there are segments it must name")
+            raise JournalError(
+                f"{self._log.path}: missing, empty or cut within its first {len(_LOG_HEADER)} bytes, and segments of "
+                f"groups lie beside it, of which it alone says what counts; put back a copy of it, or begin another run"
+            )
         self._log.cut(0)
         self._log.append(_LOG_HEADER)
-        _sync_directory(self._directory)
+        sync(self._directory)
 
     def _cut_segments(self, ends: dict[int, Transition]) -> int:
         """Cut what the log does not name; how many groups that were."""
@@ -157,7 +159,7 @@ class Journal:
                     os.fsync(file.fileno())
             if not end:
                 path.unlink()
-                _sync_directory(self._directory)
+                sync(self._directory)
         for number, row in ends.items():
             self._check_segment(number, row)
         return num_incomplete
@@ -249,7 +251,7 @@ class Journal:
         if self._segment is None:
             self._segment = _AppendOnly(self._directory / segment_name(self._number))
             self._segment.append(_SEGMENT_HEADER + b"".join(self._records))
-            _sync_directory(self._directory)
+            sync(self._directory)
         else:
             self._segment.append(b"".join(self._records))
 

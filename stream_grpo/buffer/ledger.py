@@ -4,7 +4,8 @@
                 + buffered + in_flight
 
 `generated` are the tokens that reached the buffer, refused copies of a group included. `refused` counts those copies:
-the group they are a copy of has its own state.
+the group they are a copy of has its own state. `evaluation` are the tokens of held-out problems, sampled between the
+groups: of no group, reported once for every evaluated version.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from stream_grpo.buffer.transitions import Kind, Transition
 from stream_grpo.errors import LedgerError
-from stream_grpo.types import Fate
+from stream_grpo.types import Fate, PolicyVersion
 
 TOKEN_FATES = (
     "trained",
@@ -60,11 +61,15 @@ class Ledger:
         self._tokens: Counter[str] = Counter()
         self._num_ticketed = 0
         self._generated = 0
+        self.evaluated: set[PolicyVersion] = set()
+        """Versions whose evaluation is in the account."""
         self.ends: Counter[str] = Counter()
         """Ends of groups by fate and reason, as `stale: deadline`."""
 
     def check_row(self, row: Transition) -> None:
         """Raises LedgerError where a transition is not legal, or the learner's tokens of a group do not add up."""
+        if row.kind is Kind.EVALUATED and row.version in self.evaluated:
+            raise LedgerError(f"the evaluation of weights {row.version} is in the account already")
         if row.kind is Kind.REFUSED or row.kind not in _STATES:
             return
         account = self._open.get(row.group_id)
@@ -84,6 +89,10 @@ class Ledger:
             self._tokens["refused"] += row.num_tokens
             self._generated += row.num_tokens
             self.ends[f"refused: {row.reason.partition(':')[0]}"] += 1
+        elif row.kind is Kind.EVALUATED:
+            self.evaluated.add(row.version)
+            self._tokens["evaluation"] += row.num_tokens
+            self._generated += row.num_tokens
         elif row.kind in _STATES:
             self._move(row)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from stream_grpo.buffer.transitions import Kind, Transition
-from stream_grpo.types import Forks, PolicyVersion, policy_age
+from stream_grpo.types import Forks, PolicyVersion, forks_from_plain, forks_to_plain, policy_age
 
 
 def contains(holder: PolicyVersion, version: PolicyVersion, forks: Forks) -> bool:
@@ -70,9 +70,9 @@ class Lineage:
 
 def forks_to_json(forks: Forks) -> str:
     """Forks as the text that a `started` row holds."""
-    return json.dumps({str(branch): list(fork) for branch, fork in sorted(forks.items())})
+    return json.dumps(forks_to_plain(forks))
 
 
 def forks_from_json(text: str) -> dict[int, PolicyVersion]:
     """The inverse of `forks_to_json`."""
-    return {int(branch): PolicyVersion(*fork) for branch, fork in json.loads(text).items()}
+    return forks_from_plain(json.loads(text))

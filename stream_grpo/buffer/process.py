@@ -74,7 +74,7 @@ class BufferProcess:
         seed: int,
         config_hash: str | None = None,
         vocab_size: int | None = None,
-        signal_tolerance: float = 1e-6,
+        signal_tolerance: float | None = 1e-6,
         clock: Callable[[], float] = time.time,
         free_bytes: Callable[[], int] | None = None,
     ) -> None:
@@ -107,6 +107,7 @@ class BufferProcess:
             "hello": self._hello,
             "tickets": self._tickets,
             "insert": self._insert,
+            "evaluated": self._evaluated,
             "start": self._start,
             "lease": self._lease,
             "trained": self._trained,
@@ -273,6 +274,12 @@ class BufferProcess:
         # Of no sampler: whoever handed a group over may begin anew while it is held.
         self._hold(_Waiting(request, "", math.inf, grant))
 
+    def _evaluated(self, request: Request, now: float) -> None:
+        message = request.message
+        sampler_id, version = text_of(message, "sampler_id"), version_in(message)
+        self._intake.evaluated(sampler_id, version, count_of(message, "num_tokens"), now)
+        self._answer(request, "noted")
+
     def _warn_without_signal(self, before: int) -> None:
         signal, limit = self._book.signal, self._book.rules.max_groups_without_signal
         if any(before < mark <= signal.num_without for mark in (limit // 4, limit // 2)):
@@ -299,7 +306,10 @@ class BufferProcess:
             batch = self._leases.lease(version, num_groups, self._clock())
             if batch.groups or is_over:
                 body = [held.data for held in batch.groups]
-                self._answer(request, "batch", {"cause": batch.cause, "ages": batch.ages}, body)
+                cause = batch.cause
+                if cause and not self._disk.has_room:
+                    cause = f"{self._disk.sentence()}; {cause}"
+                self._answer(request, "batch", {"cause": cause, "ages": batch.ages}, body)
             return bool(batch.groups) or is_over
 
         self._hold(_Waiting(request, "learner", now + LEASE_WAIT_S, grant))

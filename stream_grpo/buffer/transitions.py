@@ -17,6 +17,7 @@ Everything the buffer knows is a fold over these rows, so a restart rebuilds it.
     restored       learner after the restore  -                                   leased or trained, available again
     started        learner                    forks as JSON: {"1": [0, 10]}
     checkpointed   the oldest kept checkpoint -
+    evaluated      the evaluated weights      -                                   sampler_id, num_tokens; once a version
 
 The counts of a record are `num_tokens`, sampled ones, `num_truncated` and `mixed_context_tokens`. `crc32` is of the
 record's bytes, `checksum` is the CRC32 of the other columns of the row as a JSON list without spaces: Arrow itself does
@@ -53,6 +54,7 @@ class Kind(StrEnum):
     RESTORED = "restored"
     STARTED = "started"
     CHECKPOINTED = "checkpointed"
+    EVALUATED = "evaluated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ _COLUMNS: Mapping[str, pa.DataType] = {
 
 TRANSITION_SCHEMA = pa.schema(
     [pa.field(name, of_type, nullable=False) for name, of_type in {**_COLUMNS, "checksum": pa.uint32()}.items()],
-    metadata={"schema": "stream_grpo.transition", "schema_version": "2"},
+    metadata={"schema": "stream_grpo.transition", "schema_version": "3"},
 )
 
 

@@ -9,14 +9,38 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_grpo.types import Rollout, RolloutGroup
+from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup
 
-AdvantageFunction = Callable[[NDArray[np.float64], NDArray[np.bool_]], NDArray[np.float64]]
-"""(rewards_G, valid_G) -> advantages_G. The reward of a rollout that is not valid is NaN."""
+
+class Scored(NamedTuple):
+    """The advantages of a train batch, B rollouts of all its groups."""
+
+    advantages_B: NDArray[np.float64]
+    has_signal_B: NDArray[np.bool_]
+    """Whether the rewards of the rollout's group differ."""
+
+
+AdvantageFunction = Callable[
+    [NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]],
+    Scored,
+]
+"""(rewards_B, valid_B, group_B, lengths_B) -> advantages. The reward of a rollout that is not valid is NaN, the length
+is in sampled tokens."""
+
+
+class Sampled(NamedTuple):
+    """What the learner knows of the weights that sampled a token."""
+
+    age: int
+    """Policy age, in learner steps."""
+    differs: bool = False
+    """Whether they are known to differ from the learner's: by checksum, not by number."""
+
 
 LOGPROB_TOLERANCE = 1e-6
 """How far above 0 rounding may carry a logprob."""
@@ -35,6 +59,15 @@ class Microbatch:
     behavior_logprobs_BT: NDArray[np.float32]
     """0 where mask is False."""
     advantages_B: NDArray[np.float64]
+    tokens_B: NDArray[np.int64]
+    """Target tokens of each sequence."""
+    problem_tokens_B: NDArray[np.int64]
+    """Target tokens of all sequences of its problem, wherever they are in the minibatch."""
+    has_signal_B: NDArray[np.bool_]
+    ages_BT: NDArray[np.int64]
+    """0 where mask is False."""
+    differs_BT: NDArray[np.bool_]
+    """True where the weights that sampled the token are known to differ from the learner's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +76,8 @@ class Minibatch:
 
     microbatches: tuple[Microbatch, ...]
     num_groups: int
+    num_problems: int
+    """Groups with at least one trained sequence."""
     num_sequences: int
     """Sequences with at least one target token."""
     num_tokens: int
@@ -69,6 +104,17 @@ class TrainBatch:
         return sum(minibatch.num_tokens for minibatch in self.minibatches)
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A rollout that enters the loss, and what is known of it."""
+
+    rollout: Rollout
+    advantage: float
+    has_signal: bool
+    problem_tokens: int
+    """Target tokens of all trained rollouts of its group."""
+
+
 def make_train_batch(
     groups: Sequence[RolloutGroup],
     advantage: AdvantageFunction,
@@ -76,6 +122,7 @@ def make_train_batch(
     vocab_size: int,
     microbatch_tokens: int,
     num_minibatches: int = 1,
+    sampled_by: Callable[[PolicyVersion], Sampled] = lambda version: Sampled(0),
 ) -> TrainBatch:
     """Check the groups, give every valid rollout its advantage, cut into minibatches of whole groups and pack those.
 
@@ -84,25 +131,39 @@ def make_train_batch(
     """
     if not groups or len(groups) < num_minibatches:
         raise ValueError(f"{len(groups)} groups for {num_minibatches} minibatches")
-    trained = [trainable(group, advantage, vocab_size) for group in groups]
+    trained = trainable(groups, advantage, vocab_size)
     return TrainBatch(
-        minibatches=tuple(_minibatch(trained[i::num_minibatches], microbatch_tokens) for i in range(num_minibatches)),
+        minibatches=tuple(
+            _minibatch(trained[i::num_minibatches], microbatch_tokens, sampled_by) for i in range(num_minibatches)
+        ),
         num_groups=len(groups),
         num_left_out=sum(len(group.rollouts) for group in groups) - sum(map(len, trained)),
     )
 
 
-def trainable(group: RolloutGroup, advantage: AdvantageFunction, vocab_size: int) -> list[tuple[Rollout, float]]:
-    """The valid rollouts of a group with their advantages. Raises ValueError that names group and rollout."""
-    valid_G = np.array([rollout.valid for rollout in group.rollouts], dtype=np.bool_)
-    rewards_G = np.array([_reward(group, i) for i in range(len(group.rollouts))], dtype=np.float64)
-    for index in np.flatnonzero(valid_G):
-        for complaint in _complaints(group.rollouts[index], vocab_size):
+def trainable(groups: Sequence[RolloutGroup], advantage: AdvantageFunction, vocab_size: int) -> list[list[Trained]]:
+    """The valid rollouts of each group with their advantages. Raises ValueError that names group and rollout."""
+    owners = [(group, index) for group in groups for index in range(len(group.rollouts))]
+    rollouts = [group.rollouts[index] for group, index in owners]
+    valid_B = np.array([rollout.valid for rollout in rollouts], dtype=np.bool_)
+    rewards_B = np.array([_reward(group, index) for group, index in owners], dtype=np.float64)
+    group_B = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
+    lengths_B = np.array([rollout.num_sampled_tokens for rollout in rollouts], dtype=np.int64)
+    for at in np.flatnonzero(valid_B):
+        group, index = owners[at]
+        for complaint in _complaints(rollouts[at], vocab_size):
             raise ValueError(f"group {group.group_id}, rollout {index}: {complaint}")
-    advantages_G = advantage(rewards_G, valid_G)
-    if advantages_G.shape != rewards_G.shape or not np.isfinite(advantages_G).all():
-        raise ValueError(f"group {group.group_id}: advantages {advantages_G} for rewards {rewards_G}")
-    return [(group.rollouts[i], float(advantages_G[i])) for i in np.flatnonzero(valid_G)]
+    advantages_B, has_signal_B = advantage(rewards_B, valid_B, group_B, lengths_B)
+    if advantages_B.shape != rewards_B.shape or not np.isfinite(advantages_B).all():
+        raise ValueError(f"advantages {advantages_B.tolist()} for rewards {rewards_B.tolist()}")
+    problem_tokens_P = np.bincount(group_B, weights=np.where(valid_B, lengths_B, 0), minlength=len(groups))
+    return [
+        [
+            Trained(rollouts[at], float(advantages_B[at]), bool(has_signal_B[at]), int(problem_tokens_P[number]))
+            for at in np.flatnonzero(valid_B & (group_B == number))
+        ]
+        for number in range(len(groups))
+    ]
 
 
 def _reward(group: RolloutGroup, index: int) -> float:
@@ -138,14 +199,17 @@ def _complaints(rollout: Rollout, vocab_size: int) -> Iterable[str]:
         yield f"token ids {int(ids.min())} to {int(ids.max())} outside the vocabulary of {vocab_size}"
 
 
-def _minibatch(trained: Sequence[Sequence[tuple[Rollout, float]]], microbatch_tokens: int) -> Minibatch:
-    rollouts = [pair for group in trained for pair in group]
-    packs = pack([len(rollout.token_ids) for rollout, _ in rollouts], microbatch_tokens)
+def _minibatch(
+    trained: Sequence[Sequence[Trained]], microbatch_tokens: int, sampled_by: Callable[[PolicyVersion], Sampled]
+) -> Minibatch:
+    rows = [row for group in trained for row in group]
+    packs = pack([len(row.rollout.token_ids) for row in rows], microbatch_tokens)
     return Minibatch(
-        microbatches=tuple(_pad([rollouts[i] for i in indices]) for indices in packs),
+        microbatches=tuple(_pad([rows[i] for i in indices], sampled_by) for indices in packs),
         num_groups=len(trained),
-        num_sequences=len(rollouts),
-        num_tokens=sum(rollout.num_sampled_tokens for rollout, _ in rollouts),
+        num_problems=sum(bool(group) for group in trained),
+        num_sequences=len(rows),
+        num_tokens=sum(row.rollout.num_sampled_tokens for row in rows),
     )
 
 
@@ -178,21 +242,34 @@ def pack(lengths: Sequence[int], microbatch_tokens: int) -> list[list[int]]:
     return packs
 
 
-def _pad(rollouts: Sequence[tuple[Rollout, float]]) -> Microbatch:
-    lengths_B = np.array([len(rollout.token_ids) for rollout, _ in rollouts], dtype=np.int64)
-    shape = (len(rollouts), int(lengths_B.max()))
+def _pad(rows: Sequence[Trained], sampled_by: Callable[[PolicyVersion], Sampled]) -> Microbatch:
+    lengths_B = np.array([len(row.rollout.token_ids) for row in rows], dtype=np.int64)
+    shape = (len(rows), int(lengths_B.max()))
     token_ids_BT = np.zeros(shape, dtype=np.int64)
     mask_BT = np.zeros(shape, dtype=np.bool_)
     behavior_logprobs_BT = np.zeros(shape, dtype=np.float32)
-    for row, (rollout, _) in enumerate(rollouts):
-        length = lengths_B[row]
-        token_ids_BT[row, :length] = rollout.token_ids
-        mask_BT[row, :length] = rollout.loss_mask
-        behavior_logprobs_BT[row, :length] = np.where(rollout.loss_mask, rollout.behavior_logprobs, 0.0)
+    ages_BT = np.zeros(shape, dtype=np.int64)
+    differs_BT = np.zeros(shape, dtype=np.bool_)
+    for index, row in enumerate(rows):
+        rollout, to = row.rollout, slice(lengths_B[index])
+        token_ids_BT[index, to] = rollout.token_ids
+        mask_BT[index, to] = rollout.loss_mask
+        behavior_logprobs_BT[index, to] = np.where(rollout.loss_mask, rollout.behavior_logprobs, 0.0)
+        for version in rollout.versions():
+            sampled = sampled_by(version)
+            tokens = rollout.loss_mask & (rollout.version_branch == version.branch)
+            tokens &= rollout.version_step == version.step
+            ages_BT[index, to][tokens] = sampled.age
+            differs_BT[index, to][tokens] = sampled.differs
     return Microbatch(
         token_ids_BT=token_ids_BT,
         lengths_B=lengths_B,
         mask_BT=mask_BT,
         behavior_logprobs_BT=behavior_logprobs_BT,
-        advantages_B=np.array([advantage for _, advantage in rollouts], dtype=np.float64),
+        advantages_B=np.array([row.advantage for row in rows], dtype=np.float64),
+        tokens_B=mask_BT.sum(axis=1),
+        problem_tokens_B=np.array([row.problem_tokens for row in rows], dtype=np.int64),
+        has_signal_B=np.array([row.has_signal for row in rows], dtype=np.bool_),
+        ages_BT=ages_BT,
+        differs_BT=differs_BT,
     )

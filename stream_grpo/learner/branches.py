@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
-from stream_grpo.types import PolicyVersion
+from stream_grpo.errors import CheckpointError
+from stream_grpo.files import read_object, write_json
+from stream_grpo.types import PolicyVersion, forks_from_plain, forks_to_plain
 
 
 class Branches:
@@ -19,12 +19,18 @@ class Branches:
 
     @staticmethod
     def load(path: Path) -> Branches:
-        """Read the file; a run without one has no branch yet."""
+        """Read the file; a run without one has no branch yet. Raises CheckpointError where it is damaged."""
         if not path.exists():
             return Branches(path, {}, 0)
-        plain = json.loads(path.read_text(encoding="utf-8"))
-        forks = {int(branch): PolicyVersion(*fork) for branch, fork in plain["forks"].items()}
-        return Branches(path, forks, int(plain["num_branches"]))
+        try:
+            plain = read_object(path)
+            return Branches(path, forks_from_plain(plain["forks"]), int(plain["num_branches"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = str(error) if str(path) in str(error) else f"{path}: no branches in it: {error!r}"
+            raise CheckpointError(
+                f"{reason}; put back a copy of the file, or write it anew with `forks` of the newest "
+                f"weights/*/manifest.json and `num_branches` 2 above the branch of those weights"
+            ) from error
 
     def open(self, fork: PolicyVersion) -> PolicyVersion:
         """Open the next branch at `fork` and return its first version. Durable before it returns."""
@@ -32,14 +38,5 @@ class Branches:
         if branch > 0:
             self.forks[branch] = fork
         self._num_branches += 1
-        plain = {"num_branches": self._num_branches, "forks": {str(b): list(f) for b, f in self.forks.items()}}
-        beside = self._path.with_suffix(".tmp")
-        with beside.open("w", encoding="utf-8") as file:
-            json.dump(plain, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        write_json(self._path, {"num_branches": self._num_branches, "forks": forks_to_plain(self.forks)})
         return PolicyVersion(branch, fork.step)

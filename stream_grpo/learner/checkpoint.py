@@ -8,9 +8,7 @@ run wrote.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stream_grpo.errors import CheckpointError
+from stream_grpo.files import read_object, sha256, sync, write_json, write_synced
 from stream_grpo.types import PolicyVersion
 
 MANIFEST = "manifest.json"
@@ -56,22 +55,23 @@ def write_checkpoint(root: Path, version: PolicyVersion, write: Callable[[Path],
         "step": version.step,
         "files": {name: {"bytes": size, "sha256": digest} for name, (size, digest) in _sync_and_hash(hidden).items()},
     }
-    (hidden / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    _sync(hidden / MANIFEST)
+    write_synced(hidden / MANIFEST, json.dumps(manifest, indent=1).encode())
     for folder in [*(path for path in hidden.rglob("*") if path.is_dir()), hidden]:
-        _sync(folder)
+        sync(folder)
     # Before the rename: what is visible is always in the index.
-    _write_index(root, _index(root) | {place.name: _sha256(hidden / MANIFEST)})
+    write_json(root / INDEX, read_index(root) | {place.name: sha256(hidden / MANIFEST)})
     hidden.rename(place)
-    _sync(root)
+    sync(root)
     return place
 
 
 def newest_complete(root: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint under `root` whose files all have their hashes; a warning for every newer one passed over.
 
-    Nothing is removed: a damaged checkpoint is set aside under another name, for whoever wants to look at it.
+    Nothing is removed: a damaged checkpoint is set aside under another name, for whoever wants to look at it. Raises
+    CheckpointError for a damaged index: the checkpoints may be sound, and none is set aside for it.
     """
+    read_index(root)
     warnings = [
         f"{path.name}: writing was interrupted; not used, not removed" for path in sorted(root.glob(".*.partial"))
     ]
@@ -93,10 +93,10 @@ def verify(path: Path) -> Checkpoint:
     A file that the manifest does not know is refused too: it would be loaded without ever having been hashed.
     """
     checkpoint = _read(path)
-    if _index(path.parent).get(path.name) != _sha256(path / MANIFEST):
+    if read_index(path.parent).get(path.name) != sha256(path / MANIFEST):
         raise CheckpointError(f"{path.name}: its manifest is not one that this run wrote")
     for name, (_, digest) in checkpoint.files.items():
-        if _sha256(path / name) != digest:
+        if sha256(path / name) != digest:
             raise CheckpointError(f"{path.name}: {name} differs from its sha256 in the manifest")
     return checkpoint
 
@@ -116,22 +116,26 @@ def prune(root: Path, keep: int) -> list[Path]:
         path.rename(hidden)
         shutil.rmtree(hidden)
     gone = {path.name for path in removed}
-    _write_index(root, {name: digest for name, digest in _index(root).items() if name not in gone})
+    write_json(root / INDEX, {name: digest for name, digest in read_index(root).items() if name not in gone})
     return removed
 
 
-def _index(root: Path) -> dict[str, str]:
+def read_index(root: Path) -> dict[str, str]:
+    """Folder name -> sha256 of its manifest, of every checkpoint that this run wrote. Raises CheckpointError."""
     path = root / INDEX
-    index: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return index
+    try:
+        return read_object(path) if path.exists() else {}
+    except ValueError as error:
+        raise CheckpointError(
+            f"{error}: no checkpoint can be proved to be of this run; put back a copy of the file, or, if you trust "
+            f"every checkpoint beside it, write it anew as {{folder: sha256 of its {MANIFEST}}}"
+        ) from error
 
 
-def _write_index(root: Path, index: Mapping[str, str]) -> None:
-    beside = root / f".{INDEX}.tmp"
-    beside.write_text(json.dumps(index, indent=1), encoding="utf-8")
-    _sync(beside)
-    beside.replace(root / INDEX)
-    _sync(root)
+def newest_version(root: Path) -> PolicyVersion | None:
+    """The version of the newest checkpoint by its name; what is in it is not looked at."""
+    found = _newest_first(root)
+    return _version_of(found[0]) if found else None
 
 
 def oldest_kept(root: Path) -> PolicyVersion | None:
@@ -174,11 +178,14 @@ def _is_complete(path: Path) -> bool:
 
 
 def _newest_first(root: Path) -> list[Path]:
-    found: list[tuple[PolicyVersion, Path]] = []
-    for path in root.glob("checkpoint-*"):
-        if (match := _NAME.fullmatch(path.name)) and path.is_dir():
-            found.append((PolicyVersion(int(match[1]), int(match[2])), path))
-    return [path for _, path in sorted(found, reverse=True)]
+    found = [path for path in root.glob("checkpoint-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=_version_of, reverse=True)
+
+
+def _version_of(path: Path) -> PolicyVersion:
+    match = _NAME.fullmatch(path.name)
+    assert match
+    return PolicyVersion(int(match[1]), int(match[2]))
 
 
 def _files(folder: Path) -> list[str]:
@@ -195,19 +202,6 @@ def _files(folder: Path) -> list[str]:
 def _sync_and_hash(folder: Path) -> dict[str, tuple[int, str]]:
     result: dict[str, tuple[int, str]] = {}
     for name in _files(folder):
-        _sync(folder / name)
-        result[name] = ((folder / name).stat().st_size, _sha256(folder / name))
+        sync(folder / name)
+        result[name] = ((folder / name).stat().st_size, sha256(folder / name))
     return result
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,17 +12,20 @@ import numpy as np
 from curator.wire import WireError
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError
-from stream_grpo.learner.batching import TrainBatch, make_train_batch, with_shuffled_rewards
+from stream_grpo.learner.batching import Sampled, TrainBatch, make_train_batch, with_shuffled_rewards
 from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_complete, oldest_kept, prune, verify, write_checkpoint
+from stream_grpo.learner.guard import Guard
 from stream_grpo.metrics import MetricsLog
 from stream_grpo.transport.channels import LearnerChannel, Lease
-from stream_grpo.types import PolicyVersion, RolloutGroup
+from stream_grpo.types import PolicyVersion, RolloutGroup, policy_age
 from stream_grpo.weights.manifest import Probe
+from stream_grpo.weights.probe import gap
 from stream_grpo.weights.publisher import Publisher
 
 if TYPE_CHECKING:  # the loop itself needs no DeepSpeed
     from stream_grpo.learner.engine import LearnerEngine
+    from stream_grpo.learner.train_step import TrainStep
 
 
 class LearnerProcess:
@@ -32,16 +35,19 @@ class LearnerProcess:
         self,
         config: Config,
         engine: LearnerEngine,
+        step: TrainStep,
         channel: LearnerChannel,
         publisher: Publisher,
         metrics: MetricsLog,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._config, self._engine, self._channel = config, engine, channel
+        self._config, self._engine, self._step, self._channel = config, engine, step, channel
         self._publisher, self._metrics, self._clock = publisher, metrics, clock
         self._checkpoints = config.run_dir / "checkpoints"
         self._branches = Branches.load(config.run_dir / "branches.json")
+        self._guard = Guard()
         self._probe_sequences = _first_probe(config, engine.vocab_size)
+        self._probed: Probe | None = None
         self._version = PolicyVersion(0, 0)
         self._newest_checkpoint: PolicyVersion | None = None
         self._ledger: Mapping[str, Any] = {}
@@ -76,7 +82,7 @@ class LearnerProcess:
         fork = PolicyVersion(0, 0)
         if path is not None:
             fork = verify(path).version
-            self._engine.load(path / "engine")
+            self._step.restore(self._engine.load(path / "engine"))
         # A learner that has published before may have been ahead of its checkpoint: those versions stay taken.
         self._version = self._branches.open(fork)
 
@@ -99,7 +105,9 @@ class LearnerProcess:
 
     def _train(self, lease: Lease) -> None:
         begun = self._clock()
-        values = self._engine.train_step(self._batch(lease.groups))
+        batch = self._batch(lease.groups)
+        self._guard.check_logprobs(batch)
+        values = self._step.run(batch, watch=self._guard.check_ratios)
         step_s = self._clock() - begun
         self._busy_s += step_s
         self._version = PolicyVersion(self._version.branch, self._version.step + 1)
@@ -114,17 +122,24 @@ class LearnerProcess:
         self._num_trained += len(lease.ages)
         self._probe_sequences = _probe_from(lease.groups, self._config.weights.num_probe_sequences)
         self._metrics.write("step", self._step_record(lease, values, step_s))
+        if (alarm := self._guard.alarm) is not None:
+            self._metrics.write("warning", {"message": alarm})
 
     def _batch(self, groups: Sequence[RolloutGroup]) -> TrainBatch:
         if self._config.algo.shuffle_rewards:
             groups = [with_shuffled_rewards(group, self._config.run.seed) for group in groups]
         return make_train_batch(
             groups,
-            self._engine.advantages,
+            self._step.advantages,
             vocab_size=self._engine.vocab_size,
             microbatch_tokens=self._config.learner.microbatch_tokens,
             num_minibatches=self._config.learner.num_minibatches,
+            sampled_by=self._sampled_by,
         )
+
+    def _sampled_by(self, version: PolicyVersion) -> Sampled:
+        """What is known of the weights that sampled a token, at the start of the step."""
+        return Sampled(policy_age(version, self._version, self._branches.forks), self._guard.differs(version))
 
     def _step_record(self, lease: Lease, values: Mapping[str, float], step_s: float) -> dict[str, Any]:
         rollouts = [rollout for group in lease.groups for rollout in group.rollouts]
@@ -147,15 +162,26 @@ class LearnerProcess:
     def _publish(self) -> None:
         """Hand the weights to the samplers, with a probe that proves them."""
         begun = self._clock()
-        logprobs = self._engine.probe_logprobs(self._probe_sequences)
+        probe = self._probe(self._probe_sequences)
+        movement = None
+        if (earlier := self._probed) is not None:
+            movement = gap(self._engine.probe_logprobs(earlier.sequences), earlier.logprobs).mean
         self._busy_s += self._clock() - begun
-        probe = Probe(tuple(map(tuple, self._probe_sequences)), tuple(map(tuple, logprobs)))
-        self._publisher.publish(self._version, self._branches.forks, self._engine.named_weights(), probe)
+        weights = self._engine.named_weights()
+        manifest = self._publisher.publish(self._version, self._branches.forks, weights, probe)
+        self._guard.published(self._version, manifest.sha256, movement)
+        self._probed = probe
+
+    def _probe(self, sequences: Sequence[Sequence[int]]) -> Probe:
+        logprobs = self._engine.probe_logprobs(sequences)
+        return Probe(tuple(map(tuple, sequences)), tuple(map(tuple, logprobs)))
 
     def _checkpoint(self) -> None:
         if self._version == self._newest_checkpoint:
             return
-        write_checkpoint(self._checkpoints, self._version, lambda path: self._engine.save(path / "engine"))
+        write_checkpoint(
+            self._checkpoints, self._version, lambda path: self._engine.save(path / "engine", self._step.state())
+        )
         self._newest_checkpoint = self._version
         prune(self._checkpoints, self._config.learner.keep_checkpoints)
         oldest = oldest_kept(self._checkpoints)

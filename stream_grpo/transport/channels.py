@@ -8,6 +8,7 @@ no caller is ever blocked without a cause. An insert alone is held for as long a
     sampler    hello        sampler_id                                     welcome   epoch
     sampler    tickets      sampler_id, version, num_wanted, problems      tickets   [ticket...], cause
     sampler    insert       body: one encoded group                        taken     fate, reason
+    sampler    evaluated    sampler_id, version, num_tokens                noted
     learner    start        version, forks                                 started
     learner    lease        version, num_groups                            batch     cause, ages; body: encoded groups
     learner    trained      version (after the step), group_ids, tokens    counted   ledger
@@ -23,7 +24,7 @@ from typing import Any
 
 from curator.wire import ERROR, Client, Message, RemoteError
 from stream_grpo.transport.codec import decode_group, encode_group
-from stream_grpo.types import Fate, Forks, PolicyVersion, RolloutGroup, Ticket
+from stream_grpo.types import Fate, Forks, PolicyVersion, RolloutGroup, Ticket, forks_from_plain, forks_to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class SamplerChannel:
         self._client, self._sampler_id = client, sampler_id
         self._tickets_asked: str | None = None
         self._inserts: dict[str, str] = {}
+        self._evaluation_sent: str | None = None
 
     def hello(self, timeout_s: float = 30.0) -> None:
         """Announce a new incarnation: tickets of an earlier one under this name are issued again, to anyone."""
@@ -66,12 +68,17 @@ class SamplerChannel:
 
     @property
     def num_unacknowledged(self) -> int:
-        """Groups sent and not yet known to be durable."""
-        return len(self._inserts)
+        """Groups and evaluations sent and not yet known to be durable."""
+        return len(self._inserts) + self.waits_for_evaluation
+
+    @property
+    def waits_for_evaluation(self) -> bool:
+        """Whether the account of an evaluation is on its way; there is never more than one."""
+        return self._evaluation_sent is not None
 
     @property
     def has_credit(self) -> bool:
-        """Whether `ask_tickets` or `insert` may be called."""
+        """Whether `ask_tickets`, `insert` or `report_evaluation` may be called."""
         return self._client.has_credit
 
     def ask_tickets(self, version: PolicyVersion, num_wanted: int, problems: Mapping[str, str]) -> None:
@@ -93,6 +100,11 @@ class SamplerChannel:
         message_id = self._client.post("insert", {"group_id": group.group_id}, (encode_group(group),))
         self._inserts[message_id] = group.group_id
 
+    def report_evaluation(self, version: PolicyVersion, num_tokens: int) -> None:
+        """Account for the tokens of an evaluation. There is one of a version: a repeat is counted once."""
+        fields = {"sampler_id": self._sampler_id, "version": list(version), "num_tokens": num_tokens}
+        self._evaluation_sent = self._client.post("evaluated", fields)
+
     def poll(self, timeout_s: float = 0.0) -> tuple[list[Ticket], list[Taken]]:
         """What arrived: tickets and acknowledgements. Raises RemoteError where the buffer refuses a message."""
         tickets: list[Ticket] = []
@@ -103,6 +115,8 @@ class SamplerChannel:
             if answer.id == self._tickets_asked:
                 self._tickets_asked = None
                 tickets += [Ticket(**fields) for fields in answer.fields["tickets"]]
+            elif answer.id == self._evaluation_sent:
+                self._evaluation_sent = None
             elif answer.id in self._inserts:
                 group_id = self._inserts.pop(answer.id)
                 taken.append(_taken(group_id, answer))
@@ -121,8 +135,8 @@ class LearnerChannel:
 
     def start(self, version: PolicyVersion, forks: Forks, timeout_s: float = 60.0) -> None:
         """Announce the version training starts from, at the first start and after every restore."""
-        plain = {str(branch): list(fork) for branch, fork in forks.items()}
-        self._client.call("start", {"version": list(version), "forks": plain}, timeout_s=timeout_s)
+        fields = {"version": list(version), "forks": forks_to_plain(forks)}
+        self._client.call("start", fields, timeout_s=timeout_s)
 
     def lease(self, version: PolicyVersion, num_groups: int, timeout_s: float = 60.0) -> Lease:
         """Ask for the groups of the step that starts from `version`. A repeat gives the same groups."""
@@ -171,4 +185,4 @@ def version_of(fields: Mapping[str, Any]) -> PolicyVersion:
 
 def forks_of(fields: Mapping[str, Any]) -> dict[int, PolicyVersion]:
     """The `forks` field of a message."""
-    return {int(branch): PolicyVersion(*fork) for branch, fork in fields["forks"].items()}
+    return forks_from_plain(fields["forks"])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stream_grpo.errors import WeightsError
-from stream_grpo.types import Forks, PolicyVersion
+from stream_grpo.types import Forks, PolicyVersion, forks_from_plain, forks_to_plain
 
 TENSORS_FILE = "model.safetensors"
 MANIFEST_FILE = "manifest.json"
@@ -90,7 +90,7 @@ def to_json(manifest: Manifest) -> str:
     plain = {
         "format": _FORMAT,
         "version": list(manifest.version),
-        "forks": {str(branch): list(fork) for branch, fork in manifest.forks.items()},
+        "forks": forks_to_plain(manifest.forks),
         "tensors": {name: [list(spec.shape), spec.dtype] for name, spec in manifest.tensors.items()},
         "sha256": manifest.sha256,
         "probe": {"sequences": manifest.probe.sequences, "logprobs": manifest.probe.logprobs},
@@ -107,7 +107,7 @@ def from_json(text: str) -> Manifest:
             raise WeightsError(f"manifest of format {plain['format']} where {_FORMAT} is read")
         return Manifest(
             version=PolicyVersion(*plain["version"]),
-            forks={int(branch): PolicyVersion(*fork) for branch, fork in plain["forks"].items()},
+            forks=forks_from_plain(plain["forks"]),
             tensors={name: TensorSpec(tuple(shape), dtype) for name, (shape, dtype) in plain["tensors"].items()},
             sha256=plain["sha256"],
             probe=Probe(_rows(plain["probe"]["sequences"]), _rows(plain["probe"]["logprobs"])),

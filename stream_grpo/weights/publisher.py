@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import save
 
 from stream_grpo.errors import WeightsError
+from stream_grpo.files import replace_with, sync, write_synced
 from stream_grpo.types import Forks, PolicyVersion
 from stream_grpo.weights.manifest import (
     LATEST_FILE,
@@ -84,17 +84,14 @@ class Publisher:
         name = folder_name(manifest.version)
         unfinished = self._directory / f".writing-{name}"
         unfinished.mkdir()
-        _write_durably(unfinished / TENSORS_FILE, data)
-        _write_durably(unfinished / MANIFEST_FILE, to_json(manifest).encode())
-        _sync_folder(unfinished)
+        write_synced(unfinished / TENSORS_FILE, data)
+        write_synced(unfinished / MANIFEST_FILE, to_json(manifest).encode())
+        sync(unfinished)
         unfinished.rename(self._directory / name)
-        _sync_folder(self._directory)
+        sync(self._directory)
 
     def _point_to(self, version: PolicyVersion) -> None:
-        unfinished = self._directory / f".writing-{LATEST_FILE}"
-        _write_durably(unfinished, folder_name(version).encode())
-        os.replace(unfinished, self._directory / LATEST_FILE)
-        _sync_folder(self._directory)
+        replace_with(self._directory / LATEST_FILE, folder_name(version).encode())
 
     def _prune(self) -> None:
         for version in self._published()[: -self._keep_versions]:
@@ -102,18 +99,3 @@ class Publisher:
             doomed = self._directory / f".removing-{folder_name(version)}"
             (self._directory / folder_name(version)).rename(doomed)
             shutil.rmtree(doomed)
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

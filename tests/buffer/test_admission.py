@@ -12,7 +12,7 @@ from stream_grpo.buffer.facts import GroupFacts, batch_of_record, facts_of
 from stream_grpo.buffer.lineage import Lineage
 from stream_grpo.buffer.outcomes import outcome_of
 from stream_grpo.buffer.transitions import Kind, Transition
-from stream_grpo.learner.batching import trainable
+from stream_grpo.learner.batching import Scored, trainable
 from stream_grpo.transport.codec import encode_group, group_to_batch
 from stream_grpo.types import EndReason, Fate, PolicyVersion, RolloutGroup
 from tests.fakes import make_group, make_rollout
@@ -110,11 +110,13 @@ def test_what_the_learner_would_refuse_is_invalid_with_the_reason(changes: dict[
     group = spoiled(1, **changes)
     assert judge(group) == (Fate.INVALID, reason)
     with pytest.raises(ValueError, match="rollout 1"):
-        trainable(group, lambda rewards, valid: rewards, vocab_size=100)
+        trainable([group], lambda rewards, valid, *_: Scored(rewards, valid), vocab_size=100)
     # A rollout that is not valid is no reason: the learner leaves it out.
     left_out = spoiled(1, **changes, reward=make_rollout(None).reward)
     assert judge(left_out).fate in (Fate.ACCEPTED, Fate.INVALID)
-    assert trainable(left_out, lambda rewards, valid: np.where(valid, rewards, 0.0), vocab_size=100)
+    assert trainable(
+        [left_out], lambda rewards, valid, *_: Scored(np.where(valid, rewards, 0.0), valid), vocab_size=100
+    )
     assert judge(left_out).fate is (Fate.INVALID if "version_step" in changes else Fate.ACCEPTED)
 
 

@@ -136,3 +136,16 @@ def test_whatever_is_tried_the_account_closes(steps: list[tuple[str, Kind, int]]
             ledger.check()
         if kind is Kind.ACCEPTED:
             held[group_id] = tokens
+
+
+def evaluated(step: int, tokens: int) -> Transition:
+    return Transition(kind=Kind.EVALUATED, time_s=0.0, sampler_id="s0", branch=0, step=step, num_tokens=tokens)
+
+
+def test_the_tokens_of_evaluations_are_generated_and_of_no_group() -> None:
+    ledger = ledger_of(entry(Kind.TICKETED), entry(Kind.ACCEPTED, tokens=10), evaluated(25, 30), evaluated(50, 5))
+    assert nonzero(ledger, "groups") == {"accepted": 1}
+    assert nonzero(ledger, "tokens") == {"generated": 45, "buffered": 10, "evaluation": 35}
+    with pytest.raises(LedgerError, match=r"the evaluation of weights 0\.25 is in the account already"):
+        ledger.apply(evaluated(25, 30))
+    assert nonzero(ledger, "tokens")["evaluation"] == 35

@@ -307,6 +307,10 @@ def test_a_full_disk_holds_groups_until_there_is_room_and_says_so(
     assert train(learner, learner.lease(V0, 2), V0)["groups"]["trained"] == 2
     rubbish = running.client()
     rubbish.post("insert", {}, (b"rubbish",))
+    # A lease that waits says that this is why, before it says whom it waits for.
+    waiting = learner.lease(PolicyVersion(0, 1), 2)
+    assert waiting.cause.startswith("the journal's disk is full: 1 MiB are free")
+    assert "0 groups buffered, 2 in flight, 2 needed" in waiting.cause
     # No ticket ends meanwhile: its group may be held, or on its way.
     time.sleep(0.6)
     assert sampler.poll(0.0) == ([], [])
@@ -450,3 +454,43 @@ def test_many_groups_share_a_commit(run: Callable[..., Running]) -> None:
     assert len(insert(sampler, tickets)) == 60
     eventually(lambda: running.process.status()["buffered"] == 60)
     assert running.process.status()["num_commits"] - before < 60
+
+
+def test_an_evaluation_is_counted_once_makes_no_outcome_and_survives_a_kill(run: Callable[..., Running]) -> None:
+    running = run(curator=FakeCurator())
+    learner, sampler = running.learner(), running.sampler()
+
+    def report(channel: SamplerChannel, step: int, num_tokens: int) -> None:
+        channel.report_evaluation(PolicyVersion(0, step), num_tokens)
+        assert channel.waits_for_evaluation
+        all_taken(channel)
+        assert not channel.waits_for_evaluation
+
+    report(sampler, 25, 30)
+    report(sampler, 25, 31)  # a sampler that died before it knew repeats it
+    report(sampler, 50, 5)
+    insert(sampler, tickets_for(sampler, 2))
+    running.kill()
+    running.again()
+    report(running.sampler(), 50, 5)
+    ledger = train(learner, learner.lease(V0, 2), V0)
+    # 2 groups of 2 rollouts of 4 tokens are trained.
+    assert {name: count for name, count in ledger["tokens"].items() if count} == {
+        "generated": 51, "trained": 16, "evaluation": 35
+    }  # fmt: skip
+    assert ledger["closes"]
+    curator = running.curator
+    assert curator is not None
+    eventually(lambda: len(curator.outcomes) == 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"sampler_id": "s0", "version": [0, 1], "num_tokens": -1}, "evaluated: num_tokens = -1: expected a count"),
+        ({"sampler_id": "s0", "version": [0], "num_tokens": 1}, r"evaluated: version = \[0\]: expected"),
+    ],
+)
+def test_a_malformed_evaluation_is_refused(run: Callable[..., Running], fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(RemoteError, match=named):
+        run().client().call("evaluated", fields)

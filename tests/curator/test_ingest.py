@@ -49,7 +49,7 @@ def test_c42_unknown_columns_are_named_with_the_setting_that_maps_them() -> None
         problem(task="1+1?", target="2")
     assert str(refused.value) == (
         "no column for the prompt: the row has target, task; looked for prompt, messages, problem, question; "
-        'set mapping {"prompt": "<column>"} to name it'
+        'set mapping.prompt = "<column>" to name it'
     )
     mapped = to_problem(
         {"task": "1+1?", "target": 2}, default_verifier="v", mapping={"prompt": "task", "answer": "target"}

@@ -60,9 +60,15 @@ def arguments(made: Path, root: Path, name: str, **settings: object) -> list[str
 
 @pytest.fixture(scope="session")
 def run(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A whole run: evaluated, trained for 24 steps, evaluated again."""
+    """A whole run: evaluated, trained for 24 steps, evaluated once on the way and again after it."""
     root = tmp_path_factory.mktemp("runs")
-    settings: dict[str, object] = {"run.num_steps": 24, "evaluation.num_problems": 100, "evaluation.num_samples": 8}
+    settings: dict[str, object] = {
+        "run.num_steps": 24,
+        "evaluation.num_problems": 100,
+        "evaluation.num_samples": 8,
+        "evaluation.interval": 12,
+        "evaluation.interval_samples": 2,
+    }
     done = subprocess.run(arguments(made, root, "first", **settings), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return Run(root / "first", done.stdout)

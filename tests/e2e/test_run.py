@@ -42,6 +42,19 @@ def test_the_account_closes_and_no_trained_token_is_too_old(run: Run) -> None:
     assert tokens.pop("generated") == sum(tokens.values())
 
 
+def test_it_is_evaluated_on_the_way_and_the_account_has_it(run: Run) -> None:
+    (line,) = run.lines("evaluation")
+    headline = line["heldout"]["headline"]
+    assert 12 <= line["step"] < 24  # the first weights that the sampler applied from step 12 on
+    assert line["version"] == [0, line["step"]]
+    assert headline["num_problems"] == 64
+    assert line["heldout"].keys() == {"add-2", "add-3", "add-4", "all", "headline"}
+    assert headline["pass_at_1"] > run.summary["heldout_before"]["headline"]["pass_at_1"]
+    assert run.summary["heldout_during"] == [{"branch": 0, "step": line["step"], **headline}]
+    assert run.summary["tokens"]["evaluation"] == line["num_tokens"] > 1000
+    assert f"step {line['step']:>4} evaluated" in run.output
+
+
 def test_the_sampler_gives_the_learners_logprobs(run: Run) -> None:
     gap = run.summary["probe_gap"]
     assert gap["max"] < 1e-3
@@ -95,13 +108,22 @@ def test_the_run_leaves_its_record(run: Run) -> None:
 
 
 def test_at_age_0_every_group_is_of_the_learners_own_weights(made: Path, tmp_path: Path) -> None:
-    settings: dict[str, object] = {"run.num_steps": 3, "evaluation.num_problems": 0, "stream.max_policy_age": 0}
+    settings: dict[str, object] = {
+        "run.num_steps": 3,
+        "evaluation.num_problems": 0,
+        "evaluation.interval": 2,
+        "evaluation.interval_problems": 8,
+        "stream.max_policy_age": 0,
+    }
     done = subprocess.run(arguments(made, tmp_path, "sync", **settings), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    summary = Run(tmp_path / "sync", done.stdout).summary
+    sync = Run(tmp_path / "sync", done.stdout)
+    summary = sync.summary
     assert summary["age"] == {"max": 0, "mean": 0.0}
     assert summary["groups"]["trained"] == 3 * load(tmp_path / "sync" / "config.toml").stream.groups_per_step
     assert summary["ledger_closes"]
+    # Between two steps: nothing newer was there to wait.
+    assert [(line["step"], line["pinned_s"]) for line in sync.lines("evaluation")] == [(2, 0.0)]
 
 
 def test_it_goes_on_after_ctrl_c_and_survives_the_death_of_its_sampler(
@@ -138,6 +160,8 @@ def test_it_goes_on_after_ctrl_c_and_survives_the_death_of_its_sampler(
     assert {line["branch"] for line in run.lines("step")} == {0, 1, 2}
     assert run.summary["ledger_closes"]
     assert run.summary["age"]["max"] <= 4
+    # Every evaluation is in the account once, over all starts.
+    assert run.summary["tokens"]["evaluation"] == sum(line["num_tokens"] for line in run.lines("evaluation"))
 
 
 def _process_of(run_dir: Path, part: str) -> psutil.Process:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stream_grpo.learner.batching import make_train_batch, pack, trainable, with_shuffled_rewards
+from stream_grpo.learner.batching import Sampled, Scored, make_train_batch, pack, trainable, with_shuffled_rewards
 from stream_grpo.types import EndReason, Rollout, RolloutGroup
 from tests.fakes import make_group
 
@@ -22,8 +22,11 @@ MakeRollout = Callable[..., Rollout]
 MakeGroup = Callable[..., RolloutGroup]
 
 
-def minus_mean(rewards_G: NDArray[np.float64], valid_G: NDArray[np.bool_]) -> NDArray[np.float64]:
-    return np.where(valid_G, rewards_G - rewards_G[valid_G].mean(), 0.0)
+def minus_mean(
+    rewards_B: NDArray[np.float64], valid_B: NDArray[np.bool_], group_B: NDArray[np.int64], lengths_B: NDArray[np.int64]
+) -> Scored:
+    means = [rewards_B[valid_B & (group_B == g)].mean() for g in range(group_B.max() + 1)]
+    return Scored(np.where(valid_B, rewards_B - np.array(means)[group_B], 0.0), valid_B)
 
 
 def test_each_group_has_its_own_baseline(rollout: MakeRollout, group: MakeGroup) -> None:
@@ -31,8 +34,8 @@ def test_each_group_has_its_own_baseline(rollout: MakeRollout, group: MakeGroup)
     cut = dataclasses.replace(rollout([1], [2], 0.0), end_reason=EndReason.ABORT)
     a = group("A", [rollout([1], [2], 1.0), cut, rollout([1], [2], 0.0), rollout([1], [2], 0.0)])
     b = group("B", [rollout([1], [2], r) for r in (1.0, 1.0, 0.0, 0.0)])
-    assert [x for _, x in trainable(a, minus_mean, 10)] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
-    assert [x for _, x in trainable(b, minus_mean, 10)] == [0.5, 0.5, -0.5, -0.5]
+    assert [row.advantage for row in trainable([a], minus_mean, 10)[0]] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    assert [row.advantage for row in trainable([b], minus_mean, 10)[0]] == [0.5, 0.5, -0.5, -0.5]
     batch = make_train_batch([a, b], minus_mean, vocab_size=10, microbatch_tokens=100)
     assert (batch.num_groups, batch.num_sequences, batch.num_left_out) == (2, 7, 1)
 
@@ -40,7 +43,7 @@ def test_each_group_has_its_own_baseline(rollout: MakeRollout, group: MakeGroup)
 def test_a_missing_reward_is_left_out_and_counted(rollout: MakeRollout, group: MakeGroup) -> None:
     # Baseline of 1, 0, 0: 1/3. As a zero the missing one would make it 1/4.
     g = group("g", [rollout([1], [2], r) for r in (1.0, None, 0.0, 0.0)])
-    assert [x for _, x in trainable(g, minus_mean, 10)] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    assert [row.advantage for row in trainable([g], minus_mean, 10)[0]] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
     assert make_train_batch([g], minus_mean, vocab_size=10, microbatch_tokens=100).num_left_out == 1
 
 
@@ -54,6 +57,21 @@ def test_arrays_are_indexed_by_token_and_padding_is_no_target(rollout: MakeRollo
     assert micro.advantages_B.tolist() == [0.5, -0.5]
     assert micro.lengths_B.tolist() == [4, 2]
     assert (minibatch.num_groups, minibatch.num_sequences, minibatch.num_tokens) == (1, 2, 3)
+
+
+def test_tokens_know_their_problem_and_the_weights_that_sampled_them(rollout: MakeRollout, group: MakeGroup) -> None:
+    a = group("A", [rollout([5], [6], 0.0), rollout([7, 8], [9, 4], 1.0)])
+    b = group("B", [rollout([1], [2, 3, 4], 1.0), rollout([1], [2], 0.0)])
+    (minibatch,) = make_train_batch(
+        [a, b], minus_mean, vocab_size=10, microbatch_tokens=100, sampled_by=lambda version: Sampled(3, differs=True)
+    ).minibatches
+    (micro,) = minibatch.microbatches
+    # Longest first: two of four tokens, then two of two. A has 1 + 2 target tokens, B 3 + 1.
+    assert micro.tokens_B.tolist() == [2, 3, 1, 1]
+    assert micro.problem_tokens_B.tolist() == [3, 4, 3, 4]
+    assert micro.ages_BT.tolist() == [[0, 0, 3, 3], [0, 3, 3, 3], [0, 3, 0, 0], [0, 3, 0, 0]]
+    assert (micro.differs_BT == micro.mask_BT).all()
+    assert (minibatch.num_problems, minibatch.num_groups) == (2, 2)
 
 
 def test_a_nan_under_the_mask_is_replaced(rollout: MakeRollout, group: MakeGroup) -> None:
@@ -120,10 +138,10 @@ def test_a_wrong_rollout_is_named(
 def test_rewards_and_advantages_must_fit_the_group(rollout: MakeRollout, group: MakeGroup) -> None:
     g = group("g7", [rollout([1], [2], 1.0), rollout([1], [2], float("nan"))])
     with pytest.raises(ValueError, match="group g7, rollout 1: reward nan"):
-        trainable(g, minus_mean, 10)
+        trainable([g], minus_mean, 10)
     g = group("g7", [rollout([1], [2], 1.0), rollout([1], [2], 0.0)])
-    with pytest.raises(ValueError, match="group g7: advantages"):
-        trainable(g, lambda rewards_G, valid_G: rewards_G[:1], 10)
+    with pytest.raises(ValueError, match=r"advantages \[1.0\] for rewards"):
+        trainable([g], lambda rewards_B, *_: Scored(rewards_B[:1], rewards_B[:1] > 0), 10)
     with pytest.raises(ValueError, match="1 groups for 2 minibatches"):
         make_train_batch([g], minus_mean, vocab_size=10, microbatch_tokens=100, num_minibatches=2)
 

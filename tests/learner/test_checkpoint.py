@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stream_grpo.errors import CheckpointError
-from stream_grpo.learner.checkpoint import newest_complete, oldest_kept, prune, verify, write_checkpoint
+from stream_grpo.learner.checkpoint import newest_complete, newest_version, oldest_kept, prune, verify, write_checkpoint
 from stream_grpo.types import PolicyVersion
 
 
@@ -120,6 +120,22 @@ def test_prune_keeps_the_newest_complete_and_every_damaged_one(tmp_path: Path) -
     assert sorted(p.name for p in tmp_path.glob("check*")) == ["checkpoint-0.20", "checkpoint-0.30", "checkpoint-0.40"]
     with pytest.raises(ValueError, match="expected 1 or more"):
         prune(tmp_path, 0)
+
+
+@pytest.mark.parametrize("text", ["", '{"checkpoint-0.10": "', "[]"])
+def test_a_damaged_index_is_named_and_no_checkpoint_is_set_aside_for_it(tmp_path: Path, text: str) -> None:
+    path = checkpoint(tmp_path, 10)
+    (tmp_path / "index.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"index\.json: .*put back a copy of the file"):
+        newest_complete(tmp_path)
+    assert path.exists()
+
+
+def test_the_newest_version_is_known_by_name(tmp_path: Path) -> None:
+    assert newest_version(tmp_path) is None
+    for branch, step in ((0, 20), (1, 10)):
+        checkpoint(tmp_path, step, branch)
+    assert newest_version(tmp_path) == PolicyVersion(1, 10)
 
 
 def test_a_link_is_refused(tmp_path: Path) -> None:

@@ -14,16 +14,19 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from stream_grpo.config import Algo, Learner
+from stream_grpo.algo.presets import PRESETS
+from stream_grpo.algo.recipe import Recipe
+from stream_grpo.config import Learner
 from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.batching import TrainBatch, make_train_batch
 from stream_grpo.learner.engine import LearnerEngine
+from stream_grpo.learner.forward import Distribution
+from stream_grpo.learner.train_step import TrainStep
 from stream_grpo.types import RolloutGroup
 
 VOCAB, TEMPERATURE = 32, 0.8
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32", "temperature": TEMPERATURE, "max_new_tokens": 8, "group_size": 4, "seed": 0,
-}  # fmt: skip
+SETTINGS: dict[str, Any] = {"dtype": "float32", "distribution": Distribution(temperature=TEMPERATURE), "seed": 0}
+ON_BEHAVIOR = PRESETS["rloo"].recipe
 LEARNER = Learner(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.05, microbatch_tokens=60, warmup_steps=2)
 pytestmark = pytest.mark.engine
 
@@ -45,15 +48,17 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model_dir: Path) -> Iterator[LearnerEngine]:
-    engine = LearnerEngine(model_dir, learner=LEARNER, algo=Algo(), **SETTINGS)
+    engine = LearnerEngine(model_dir, learner=LEARNER, recipe=ON_BEHAVIOR, **SETTINGS)
     yield engine
     engine.close()
 
 
-def batch_of(engine: LearnerEngine, groups: list[RolloutGroup], microbatch_tokens: int = 60) -> TrainBatch:
-    return make_train_batch(
-        groups, engine.advantages, vocab_size=engine.vocab_size, microbatch_tokens=microbatch_tokens
-    )
+def step_of(engine: LearnerEngine, recipe: Recipe = ON_BEHAVIOR, learner: Learner = LEARNER) -> TrainStep:
+    return TrainStep(engine, recipe, learner, group_size=4, max_new_tokens=8)
+
+
+def batch_of(step: TrainStep, groups: list[RolloutGroup], **settings: int) -> TrainBatch:
+    return make_train_batch(groups, step.advantages, vocab_size=VOCAB, **({"microbatch_tokens": 60} | settings))
 
 
 def digest(engine: LearnerEngine) -> str:
@@ -81,7 +86,6 @@ def plain_loss(model: torch.nn.Module, groups: list[RolloutGroup]) -> torch.Tens
 
 def test_train_steps_equal_plain_adamw(engine: LearnerEngine, model_dir: Path, random_groups: Groups) -> None:
     assert gap_to_plain_adamw(engine, model_dir, random_groups) < 1e-5
-    assert engine.step == 3
 
 
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
@@ -90,7 +94,7 @@ def test_train_steps_of_every_zero_stage_equal_plain_adamw(
 ) -> None:
     # `engine` is there for its process group. Stage 3 sums in another order, and Adam makes that a little larger.
     other = LearnerEngine(
-        model_dir, learner=LEARNER.model_copy(update={"zero_stage": zero_stage}), algo=Algo(), **SETTINGS
+        model_dir, learner=LEARNER.model_copy(update={"zero_stage": zero_stage}), recipe=ON_BEHAVIOR, **SETTINGS
     )
     assert gap_to_plain_adamw(other, model_dir, random_groups) < 1e-4
 
@@ -98,6 +102,7 @@ def test_train_steps_of_every_zero_stage_equal_plain_adamw(
 def gap_to_plain_adamw(engine: LearnerEngine, model_dir: Path, random_groups: Groups) -> float:
     """Largest difference of a weight after three steps, each compared on the way."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager")
+    train_step = step_of(engine)
     optimizer = torch.optim.AdamW(model.parameters(), betas=LEARNER.adam_betas, weight_decay=0.1)
     # Warmup over two steps: half the learning rate, then all of it.
     for step, learning_rate in enumerate((0.5e-2, 1e-2, 1e-2)):
@@ -108,15 +113,16 @@ def gap_to_plain_adamw(engine: LearnerEngine, model_dir: Path, random_groups: Gr
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), LEARNER.max_grad_norm)
         optimizer.step()
-        batch = batch_of(engine, groups)
+        batch = batch_of(train_step, groups)
         assert len(batch.minibatches[0].microbatches) > 1
-        metrics = engine.train_step(batch)
+        metrics = train_step.run(batch)
         assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
         assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
         assert float(norm) > LEARNER.max_grad_norm
         assert metrics["learning_rate"] == learning_rate
         assert metrics["num_tokens"] == sum(group.num_sampled_tokens for group in groups)
         assert 0 < metrics["entropy"] < math.log(VOCAB)
+    assert train_step.step == 3
     expected = dict(model.named_parameters())
     got = dict(engine.named_weights())
     assert got.keys() == expected.keys()
@@ -126,17 +132,20 @@ def gap_to_plain_adamw(engine: LearnerEngine, model_dir: Path, random_groups: Gr
 def test_a_restored_engine_continues_bit_for_bit(
     engine: LearnerEngine, model_dir: Path, random_groups: Groups, tmp_path: Path
 ) -> None:
-    batches = [batch_of(engine, random_groups(2, 4, VOCAB, seed)) for seed in (10, 11)]
-    engine.save(tmp_path)
-    step, before = engine.step, digest(engine)
-    losses = [engine.train_step(b)["loss"] for b in batches]
+    train_step = step_of(engine)
+    batches = [batch_of(train_step, random_groups(2, 4, VOCAB, seed)) for seed in (10, 11)]
+    train_step.run(batches[0])
+    engine.save(tmp_path, train_step.state())
+    before = digest(engine)
+    losses = [train_step.run(b)["loss"] for b in batches]
     after = digest(engine)
     assert before != after
-    fresh = LearnerEngine(model_dir, learner=LEARNER, algo=Algo(), **(SETTINGS | {"seed": 1}))
+    fresh = LearnerEngine(model_dir, learner=LEARNER, recipe=ON_BEHAVIOR, **(SETTINGS | {"seed": 1}))
     for restored in (engine, fresh):
-        restored.load(tmp_path)
-        assert (restored.step, digest(restored)) == (step, before)
-        assert [restored.train_step(b)["loss"] for b in batches] == losses
+        again = step_of(restored)
+        again.restore(restored.load(tmp_path))
+        assert (again.step, digest(restored)) == (1, before)
+        assert [again.run(b)["loss"] for b in batches] == losses
         assert digest(restored) == after
 
 
@@ -173,19 +182,21 @@ def test_an_export_has_the_names_and_files_of_its_source(
 def test_weights_handed_out_do_not_change_with_training(engine: LearnerEngine, random_groups: Groups) -> None:
     name, weight = next(engine.named_weights())
     kept = weight.clone()
-    engine.train_step(batch_of(engine, random_groups(2, 4, VOCAB, 20)))
+    train_step = step_of(engine)
+    train_step.run(batch_of(train_step, random_groups(2, 4, VOCAB, 20)))
     assert torch.equal(weight, kept)
     assert not torch.equal(dict(engine.named_weights())[name], kept)
 
 
 def test_a_batch_with_nothing_to_train_makes_no_update(engine: LearnerEngine, random_groups: Groups) -> None:
-    batch = batch_of(engine, random_groups(1, 1, VOCAB, 0))
+    train_step = step_of(engine)
+    batch = batch_of(train_step, random_groups(1, 1, VOCAB, 0))
     empty = TrainBatch(minibatches=(), num_groups=1, num_left_out=4)
-    before, step = digest(engine), engine.step
-    metrics = engine.train_step(empty)
+    before = digest(engine)
+    metrics = train_step.run(empty)
     assert (metrics["num_updates"], metrics["num_left_out"]) == (0, 4)
     assert digest(engine) == before
-    assert engine.step == step + 1
+    assert train_step.step == 1
     # A group of one has no signal: its advantage is 0 and its loss too.
     assert batch.minibatches[0].microbatches[0].advantages_B.tolist() == [0.0]
 
@@ -195,17 +206,13 @@ def test_learning_rate_zero_leaves_the_weights_bit_for_bit(
     engine: LearnerEngine, model_dir: Path, random_groups: Groups, zero_stage: Any
 ) -> None:
     # Two passes of two updates with a recomputed proximal policy: all of it at once, under the other ZeRO stages.
-    still = LearnerEngine(
-        model_dir,
-        learner=Learner(learning_rate=0, weight_decay=0.1, zero_stage=zero_stage, num_epochs=2, num_minibatches=2),
-        algo=Algo(correction="tis", advantage="grpo", aggregation="sequence_mean"),
-        **SETTINGS,
-    )
+    learner = Learner(learning_rate=0, weight_decay=0.1, zero_stage=zero_stage, num_epochs=2, num_minibatches=2)
+    recipe = PRESETS["tis"].recipe
+    still = LearnerEngine(model_dir, learner=learner, recipe=recipe, **SETTINGS)
+    train_step = step_of(still, recipe, learner)
     before = digest(still)
     groups = random_groups(4, 4, VOCAB, 1)
-    metrics = still.train_step(
-        make_train_batch(groups, still.advantages, vocab_size=VOCAB, microbatch_tokens=40, num_minibatches=2)
-    )
+    metrics = train_step.run(batch_of(train_step, groups, microbatch_tokens=40, num_minibatches=2))
     assert digest(still) == before
     assert metrics["num_updates"] == 4
     assert math.isfinite(metrics["grad_norm"])
@@ -219,10 +226,11 @@ def test_learning_rate_zero_leaves_the_weights_bit_for_bit(
 def test_a_loss_that_is_not_finite_stops_before_the_update(
     model_dir: Path, engine: LearnerEngine, random_groups: Groups
 ) -> None:
-    broken = LearnerEngine(model_dir, learner=LEARNER, algo=Algo(), **SETTINGS)
-    batch = batch_of(broken, random_groups(1, 4, VOCAB, 1))
+    broken = LearnerEngine(model_dir, learner=LEARNER, recipe=ON_BEHAVIOR, **SETTINGS)
+    train_step = step_of(broken)
+    batch = batch_of(train_step, random_groups(1, 4, VOCAB, 1))
     batch.minibatches[0].microbatches[0].advantages_B[0] = np.nan
     before = digest(broken)
     with pytest.raises(FloatingPointError, match="learner step 1"):
-        broken.train_step(batch)
+        train_step.run(batch)
     assert digest(broken) == before

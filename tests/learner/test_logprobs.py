@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream_grpo.algo.aggregate import Aggregation, denominator
-from stream_grpo.algo.policy_loss import policy_loss
-from stream_grpo.learner.batching import make_train_batch
 from stream_grpo.learner.logprobs import token_entropy, token_logprobs
-from stream_grpo.types import RolloutGroup
 
 
 def table(weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -82,54 +76,3 @@ def test_bad_arguments_are_refused() -> None:
         token_logprobs(torch.zeros(1, 2, 3), torch.zeros(1, 3, dtype=torch.long), 1.0)
     with pytest.raises(ValueError, match="expected above 0"):
         token_logprobs(torch.zeros(1, 2, 3), torch.zeros(1, 2, dtype=torch.long), 0.0)
-
-
-CHOICES: dict[str, Any] = {
-    "clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "correction_low": 0.5, "correction_high": 2.0,
-}  # fmt: skip
-
-
-def loss_and_gradient(
-    groups: list[RolloutGroup], microbatch_tokens: int, aggregation: Aggregation, correction: Any
-) -> tuple[int, float, torch.Tensor]:
-    """Microbatches, loss and gradient of one minibatch through the table model in float64."""
-    weights = torch.randn(12, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64).requires_grad_()
-    batch = make_train_batch(
-        groups, lambda rewards_G, valid_G: rewards_G - rewards_G.mean(), vocab_size=12,
-        microbatch_tokens=microbatch_tokens,
-    )  # fmt: skip
-    (minibatch,) = batch.minibatches
-    divisor = denominator(
-        aggregation, num_tokens=minibatch.num_tokens, num_sequences=minibatch.num_sequences,
-        num_groups=minibatch.num_groups, group_size=4, max_new_tokens=8,
-    )  # fmt: skip
-    total = 0.0
-    for micro in minibatch.microbatches:
-        ids = torch.from_numpy(micro.token_ids_BT)
-        logprobs = token_logprobs(table(weights, ids), ids, 0.7)
-        loss, _ = policy_loss(
-            logprobs, None if correction == "none" else logprobs.detach() - 0.1,
-            torch.from_numpy(micro.behavior_logprobs_BT).double(), torch.from_numpy(micro.advantages_B),
-            torch.from_numpy(micro.mask_BT), correction=correction, aggregation=aggregation, denominator=divisor,
-            **CHOICES,
-        )  # fmt: skip
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += float(loss.detach())
-    assert weights.grad is not None
-    return len(minibatch.microbatches), total, weights.grad
-
-
-@pytest.mark.parametrize("correction", ["none", "tis"])
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "fixed_length"])
-def test_loss_and_gradient_do_not_depend_on_the_microbatches(
-    random_groups: Callable[..., list[RolloutGroup]], aggregation: Aggregation, correction: str
-) -> None:
-    groups = random_groups(2, 4, 12, 5)
-    counts = set()
-    _, loss, gradient = loss_and_gradient(groups, 10**6, aggregation, correction)
-    for microbatch_tokens in (10**6, 48, 39, 1):
-        count, other_loss, other_gradient = loss_and_gradient(groups, microbatch_tokens, aggregation, correction)
-        counts.add(count)
-        assert other_loss == pytest.approx(loss, rel=1e-12)
-        assert torch.allclose(other_gradient, gradient, rtol=1e-12, atol=1e-15)
-    assert counts == {1, 2, 3, 8}

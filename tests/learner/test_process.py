@@ -17,6 +17,7 @@ from curator.wire import Client, RemoteError, Server
 from stream_grpo.config import Config
 from stream_grpo.config_file import parse
 from stream_grpo.errors import StallError
+from stream_grpo.learner.batching import Scored
 from stream_grpo.learner.process import LearnerProcess
 from stream_grpo.metrics import MetricsLog, MetricsReader
 from stream_grpo.transport.channels import LearnerChannel
@@ -35,29 +36,43 @@ class FakeEngine:
     def __init__(self) -> None:
         self.weight = 0.0
 
-    def advantages(self, rewards_G: np.ndarray, valid_G: np.ndarray) -> np.ndarray:
-        return np.where(valid_G, rewards_G - np.nanmean(rewards_G), 0.0)
-
-    def train_step(self, batch: Any) -> dict[str, float]:
-        self.weight += 1
-        return {"loss": -1.0}
-
     def probe_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return [[-1.0] * (len(ids) - 1) for ids in sequences]
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "w", torch.tensor([self.weight])
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, state: Any) -> None:
         directory.mkdir(parents=True)
         (directory / "weight.json").write_text(json.dumps(self.weight))
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: Path) -> Any:
         self.weight = json.loads((directory / "weight.json").read_text())
+        return {}
 
     def export(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
         (directory / "weight.json").write_text(json.dumps(self.weight))
+
+
+class FakeStep:
+    """Moves the one weight of its engine."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    def advantages(self, rewards_B: Any, valid_B: Any, group_B: Any, lengths_B: Any) -> Scored:
+        return Scored(np.where(valid_B, rewards_B - np.nanmean(rewards_B), 0.0), valid_B)
+
+    def run(self, batch: Any, watch: Any) -> dict[str, float]:
+        self._engine.weight += 1
+        return {"loss": -1.0}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Any) -> None:
+        assert state == {}
 
 
 class FakeBuffer:
@@ -114,7 +129,7 @@ def learner(config: Config, channel: LearnerChannel, engine: FakeEngine, clock: 
     publisher = Publisher(config.run_dir / "weights", config.weights.keep_versions)
     metrics = MetricsLog(config.run_dir, "learner")
     arguments = {} if clock is None else {"clock": clock}
-    return LearnerProcess(config, engine, channel, publisher, metrics, **arguments)  # type: ignore[arg-type]
+    return LearnerProcess(config, engine, FakeStep(engine), channel, publisher, metrics, **arguments)  # type: ignore[arg-type]
 
 
 def test_it_announces_publishes_and_then_steps_leases_and_checkpoints_in_order(tmp_path: Path) -> None:

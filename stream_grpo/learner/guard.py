@@ -1,0 +1,91 @@
+"""The guard: a correction that is asked for and cannot act stops the run or is called out.
+
+It looks only at ratios whose denominator is the behavior policy, and only at tokens of other weights than the
+learner's: those must have another probability. Weights are compared by checksum, so that a learning rate of 0 is no
+fault.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from stream_grpo.algo.statistics import Statistics
+from stream_grpo.errors import CorrectionError
+from stream_grpo.learner.batching import TrainBatch
+from stream_grpo.types import PolicyVersion
+
+FLOOR_FACTOR = 1.5
+"""A mean |log ratio| this many times the engine mismatch tells old weights from those of the learner."""
+NUM_BATCHES = 5
+"""So many batches below it in a row are an alarm."""
+MIN_TOKENS = 64
+"""Fewer tokens than this are no evidence."""
+
+
+class Guard:
+    """What the learner has published, and whether what comes back fits it."""
+
+    def __init__(self) -> None:
+        self._checksums: dict[PolicyVersion, str] = {}
+        self._newest = ""
+        self._movement: float | None = None
+        self._floor_sum, self._floor_tokens = 0.0, 0.0
+        self._means: deque[float] = deque(maxlen=NUM_BATCHES)
+
+    def published(self, version: PolicyVersion, checksum: str, movement: float | None) -> None:
+        """Take note of a publish; `movement` is the mean |change| of the probe's logprobs since the one before."""
+        self._checksums[version] = self._newest = checksum
+        self._movement = movement
+
+    def differs(self, version: PolicyVersion) -> bool:
+        """Whether these weights are known to be others than the newest published ones."""
+        return self._checksums.get(version, self._newest) != self._newest
+
+    def check_logprobs(self, batch: TrainBatch) -> None:
+        """Raise CorrectionError where all behavior logprobs of a batch are one number: nothing was recorded."""
+        microbatches = [m for minibatch in batch.minibatches for m in minibatch.microbatches]
+        values = np.concatenate([np.zeros(0), *(m.behavior_logprobs_BT[m.mask_BT] for m in microbatches)])
+        if values.size >= MIN_TOKENS and values.min() == values.max():
+            raise CorrectionError(
+                f"all {values.size} behavior logprobs of a batch are {values[0]:g}: the sampler recorded none, and no "
+                f"ratio to the behavior policy means anything"
+            )
+
+    def check_ratios(self, first: Statistics) -> None:
+        """Look at a batch before its first update; raise CorrectionError where the correction cannot act.
+
+        Log policy / behavior of exactly 0 on every token of other weights says that the behavior logprobs are not the
+        sampler's but the learner's own.
+        """
+        self._add_floor(first)
+        num_tokens = first.total("watched")
+        if num_tokens < MIN_TOKENS:
+            return
+        if first.total("watched_exact") == num_tokens:
+            raise CorrectionError(
+                f"log(policy / behavior) is exactly 0 on all {num_tokens:.0f} tokens that older weights sampled: the "
+                f"behavior logprobs are the learner's own, recomputed, and every correction of staleness is off"
+            )
+        self._means.append(first.total("watched_abs_log") / num_tokens)
+
+    @property
+    def alarm(self) -> str | None:
+        """What is wrong, in a sentence, with its figures; None while nothing is."""
+        if self._movement is None or not self._floor_tokens or len(self._means) < NUM_BATCHES:
+            return None
+        bound = FLOOR_FACTOR * self._floor_sum / self._floor_tokens
+        if max(self._means) >= bound or self._movement <= bound:
+            return None
+        return (
+            f"mean |log(policy / behavior)| on tokens of older weights was at most {max(self._means):.2e} in "
+            f"{NUM_BATCHES} batches, below {FLOOR_FACTOR} x the engine mismatch ({bound:.2e}), while a publish moves "
+            f"the probe's logprobs by {self._movement:.2e}: the behavior logprobs may not be the sampler's"
+        )
+
+    def _add_floor(self, first: Statistics) -> None:
+        """Engine mismatch: |log ratio| on rollouts that the learner's own version sampled."""
+        youngest = {name: float(first.sums[name][0].sum()) for name in ("abs_log", "tokens")}
+        self._floor_sum += youngest["abs_log"]
+        self._floor_tokens += youngest["tokens"]

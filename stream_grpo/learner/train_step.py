@@ -1,0 +1,172 @@
+"""A learner step: advantages of a train batch, then optimizer updates by the recipe. Knows nothing of DeepSpeed.
+
+B sequences, T tokens, K of them from the token before the first target on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stream_grpo.algo.aggregate import BatchCounts, denominator
+from stream_grpo.algo.kl import steer_weight
+from stream_grpo.algo.loss import LossInputs, policy_loss
+from stream_grpo.algo.recipe import Recipe, given
+from stream_grpo.algo.statistics import Statistics
+from stream_grpo.algo.step_scale import learning_rate_scale
+from stream_grpo.config import Learner
+from stream_grpo.learner.advantages import AdvantageMaker
+from stream_grpo.learner.batching import Microbatch, Minibatch, TrainBatch
+from stream_grpo.learner.first_pass import FirstPass, Model, first_pass, tensors_of
+
+
+class _Update(NamedTuple):
+    """What one optimizer update says of itself."""
+
+    loss: float
+    grad_norm: float
+    entropy: float
+    statistics: Statistics
+
+
+class TrainStep:
+    """One recipe applied to one batch after the other."""
+
+    def __init__(self, model: Model, recipe: Recipe, learner: Learner, *, group_size: int, max_new_tokens: int) -> None:
+        self._model, self._recipe, self._learner = model, recipe, learner
+        self._group_size, self._max_new_tokens = group_size, max_new_tokens
+        self.advantages = AdvantageMaker(recipe)
+        """What makes the advantages of a batch."""
+        self.step = 0
+        """Learner steps made."""
+        self._kl_weight = recipe.kl_weight or 0.0
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold besides weights and optimizer; plain values."""
+        return {"step": self.step, "baseline": self.advantages.baseline, "kl_weight": self._kl_weight}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken. A coefficient that is not steered is the recipe's of today."""
+        self.step, self.advantages.baseline = int(state["step"]), state["baseline"]
+        if self._recipe.kl_target is not None:
+            self._kl_weight = float(state["kl_weight"])
+
+    def run(self, batch: TrainBatch, watch: Callable[[Statistics], None] = lambda first: None) -> dict[str, Any]:
+        """num_epochs passes, one optimizer update per minibatch. Returns the step's metrics.
+
+        Shares and ratios are over all trained tokens of all passes. `watch` is shown the statistics of the first
+        update before any weight has changed, and may raise. Raises FloatingPointError before an update whose loss is
+        not finite.
+        """
+        started_s = time.perf_counter()
+        minibatches = [minibatch for minibatch in batch.minibatches if minibatch.num_tokens > 0]
+        num_updates = self._learner.num_epochs * len(minibatches)
+        facts = first_pass(self._model, self._recipe, batch, num_updates=num_updates, kl_weight=self._kl_weight)
+        learning_rate = self._learning_rate(facts.effective_share)
+        updates: list[_Update] = []
+        for _ in range(self._learner.num_epochs):
+            for minibatch in minibatches:
+                loss, entropy, statistics = self._gradient(minibatch, facts)
+                if not updates:
+                    watch(statistics)
+                updates.append(_Update(loss, self._model.update(learning_rate), entropy, statistics))
+        self.step += 1
+        self._model.end_step(self.step)
+        metrics: dict[str, Any] = {
+            "learning_rate": learning_rate,
+            "num_updates": float(num_updates),
+            "num_tokens": float(batch.num_tokens),
+            "num_sequences": float(batch.num_sequences),
+            "num_left_out": float(batch.num_left_out),
+        }
+        if not updates:
+            return metrics | {"seconds": time.perf_counter() - started_s}
+        for name in ("loss", "grad_norm", "entropy"):
+            metrics[name] = sum(getattr(update, name) for update in updates) / num_updates
+        whole = sum((update.statistics for update in updates[1:]), updates[0].statistics)
+        metrics |= whole.metrics() | {"by_age": whole.by_age(), "by_length": whole.by_length()}
+        metrics |= self._carry_over(whole, batch.num_sequences, facts)
+        return metrics | {"seconds": time.perf_counter() - started_s}
+
+    def _learning_rate(self, effective_share: float | None) -> float:
+        """Linear over `warmup_steps` learner steps, then constant; by effective sample size where the recipe says."""
+        warmup = self._learner.warmup_steps
+        rate = self._learner.learning_rate * min(1.0, (self.step + 1) / warmup if warmup else 1.0)
+        if effective_share is None:
+            return rate
+        return rate * learning_rate_scale(effective_share, base=given(self._recipe.ess_base))
+
+    def _carry_over(self, statistics: Statistics, num_sequences: int, facts: FirstPass) -> dict[str, float]:
+        """Steer the KL coefficient, and say what goes from step to step."""
+        recipe, baseline = self._recipe, self.advantages.baseline
+        metrics = {"kl_weight": self._kl_weight} if recipe.kl != "none" else {}
+        if recipe.kl_target is not None:
+            observed = statistics.mean("k3" if recipe.kl_reference == "behavior" else "k3_reference")
+            horizon = given(recipe.kl_horizon)
+            self._kl_weight = steer_weight(
+                self._kl_weight, observed, recipe.kl_target, horizon=horizon, num_sequences=num_sequences
+            )
+        optional = {
+            "baseline": baseline,
+            "second_moment_bound": facts.second_moment_bound,
+            "effective_share": facts.effective_share,
+        }
+        return metrics | {name: value for name, value in optional.items() if value is not None}
+
+    def _gradient(self, minibatch: Minibatch, facts: FirstPass) -> tuple[float, float, Statistics]:
+        """Forward and backward of every microbatch: (loss, mean entropy, statistics)."""
+        num_constant = minibatch.num_groups * self._group_size * self._max_new_tokens
+        counts = BatchCounts(minibatch.num_tokens, minibatch.num_sequences, minibatch.num_problems, num_constant)
+        divisor = denominator(self._recipe.aggregation, counts)
+        loss_sum, entropy_sum = 0.0, 0.0
+        parts: list[Statistics] = []
+        for microbatch in minibatch.microbatches:
+            inputs, entropy_BK = self._inputs(microbatch, facts)
+            loss, statistics = policy_loss(
+                self._recipe,
+                inputs,
+                denominator=divisor,
+                kl_weight=self._kl_weight,
+                second_moment_bound=facts.second_moment_bound,
+            )
+            loss_sum += loss.item()
+            if not math.isfinite(loss_sum):
+                raise FloatingPointError(f"loss {loss_sum} in learner step {self.step + 1}; restart from a checkpoint")
+            parts.append(statistics)
+            entropy_sum += float(torch.where(inputs.mask_BT, entropy_BK.detach(), 0.0).sum())
+            self._model.backward(loss)
+        return loss_sum, entropy_sum / minibatch.num_tokens, sum(parts[1:], parts[0])
+
+    def _inputs(self, microbatch: Microbatch, facts: FirstPass) -> tuple[LossInputs, Tensor]:
+        """A microbatch as the maths sees it, with a fresh forward pass, and the entropy."""
+        recipe, tensors = self._recipe, tensors_of(microbatch, self._model.device)
+        has_entropy = recipe.entropy_weight > 0
+        logprobs_BK, entropy_BK = self._model.logprobs(
+            tensors.token_ids_BT, tensors.num_last, entropy_gradient=has_entropy
+        )
+        advantage_BK = tensors.advantage_B.to(logprobs_BK.dtype).unsqueeze(1).expand_as(logprobs_BK)
+        if (term_BK := facts.advantage_terms.get(id(microbatch))) is not None:
+            advantage_BK = advantage_BK + term_BK
+        reference_BK = None
+        if recipe.needs_reference:
+            reference_BK = self._model.reference_logprobs(tensors.token_ids_BT, tensors.num_last)
+        inputs = LossInputs(
+            policy_logprobs_BT=logprobs_BK,
+            behavior_logprobs_BT=tensors.behavior_BK,
+            advantage_BT=advantage_BK,
+            mask_BT=tensors.mask_BK,
+            tokens_B=tensors.tokens_B,
+            problem_tokens_B=tensors.problem_tokens_B,
+            age_BT=tensors.age_BK,
+            regularized_B=tensors.regularized_B(recipe),
+            start_logprobs_BT=facts.start_logprobs.get(id(microbatch)),
+            reference_logprobs_BT=reference_BK,
+            entropy_BT=entropy_BK if has_entropy else None,
+            differs_BT=tensors.differs_BK,
+        )
+        return inputs, entropy_BK

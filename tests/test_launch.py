@@ -1,0 +1,101 @@
+"""A part that does not answer is named: by the console once, and by the error that ends the run."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from stream_grpo.config_file import parse
+from stream_grpo.launch import SILENCE_S, Launcher, Placed, RunFailed
+
+
+class FakeHandle:
+    """An actor of which `status.remote()` gives a reference; how often it was asked is counted."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.status = self
+
+    def remote(self) -> int:
+        self.num_asked += 1
+        return self.num_asked
+
+
+class FakeRay:
+    """`ray.get` for `FakeHandle`: a status, or a timeout for whoever hangs."""
+
+    def __init__(self) -> None:
+        self.hangs = False
+        self.timeouts: list[float] = []
+
+    def get(self, reference: int, timeout: float) -> dict[str, int]:
+        self.timeouts.append(timeout)
+        if self.hangs:
+            raise GetTimeoutError
+        return {"reference": reference}
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, said: list[str]) -> Launcher:
+    config = parse({"model": {"path": "m"}, "run": {"root": str(tmp_path), "name": "r"}}, "test")
+    launcher = Launcher(config, said.append)
+    for name, pid in (("sampler-0", 11), ("learner", 12)):
+        placed = Placed(name=name, kind=name.split("-")[0], arguments={}, restarts_left=0, pid=pid)
+        placed.handle, placed.running = FakeHandle(), object()
+        launcher._parts[name] = placed
+    return launcher
+
+
+@pytest.fixture
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setattr(ray, "get", fake.get)
+    return fake
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic time that the launcher sees."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_part_that_hangs_is_asked_once_waited_for_once_and_named_once(
+    launcher: Launcher, fake_ray: FakeRay, now: list[float], said: list[str]
+) -> None:
+    assert launcher.status("sampler-0") == {"reference": 1}
+    assert launcher.silent() == []
+    fake_ray.hangs = True
+    for _ in range(3):
+        assert launcher.status("sampler-0") == {"reference": 1}  # the last known one
+        now[0] += SILENCE_S / 2 + 1
+    launcher.status("sampler-0")
+    handle: Any = launcher._parts["sampler-0"].handle
+    assert handle.num_asked == 2
+    assert fake_ray.timeouts == [5.0, 5.0, 0.0, 0.0, 0.0]  # a turn of the launcher is held up no further
+    # Asked at 1000: at 1032 silent for 32 s.
+    assert said == ["sampler-0 (process 11) has not answered for 32 s: it is stopped or hangs"]
+    assert launcher.silent() == ["sampler-0 (process 11) has not answered for 48 s: it is stopped or hangs"]
+    fake_ray.hangs = False
+    assert launcher.status("sampler-0") == {"reference": 2}
+    assert said[1:] == ["sampler-0 answers again"]
+    assert launcher.silent() == []
+
+
+def test_an_error_that_ends_the_run_names_who_else_does_not_answer(
+    launcher: Launcher, fake_ray: FakeRay, now: list[float]
+) -> None:
+    fake_ray.hangs = True
+    launcher.status("sampler-0")
+    now[0] += 20
+    with pytest.raises(RunFailed, match=r"learner died .*; sampler-0 \(process 11\) has not answered for 20 s"):
+        launcher._restart(launcher._parts["learner"], RayActorError())
