@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from curator.errors import CuratorError
-from stream_grpo import config_file
+from stream_grpo import config_file, identity
+from stream_grpo.algo.presets import DEFAULT, PRESETS, Preset
 from stream_grpo.config import Config
 from stream_grpo.console import Console
 from stream_grpo.errors import ConfigError, StreamGrpoError
@@ -25,6 +27,14 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, for example --set run.seed=1. Repeatable."),
 ]
+
+COMMENT: Mapping[str, Any] = {
+    "width": 100,
+    "initial_indent": "# ",
+    "subsequent_indent": "# ",
+    "break_on_hyphens": False,
+}
+"""How text is wrapped that stands in a TOML file."""
 
 
 @app.command()
@@ -106,6 +116,56 @@ def make_model(
 
         make(out, seed, report=console.say)
         console.say(f"{out}: ready after {time.monotonic() - begun:.0f} s")
+
+
+@app.command()
+def diff(
+    left: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    right: Annotated[Path, typer.Argument(metavar="RUN", help="Another one.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say in what two runs differ: what they optimise, seeds, versions. Exit code 0 where in nothing, else 1."""
+    with _errors(Console(stderr=as_json)):
+        found = identity.differences(identity.read_identity(left), identity.read_identity(right))
+        if as_json:
+            print(json.dumps({"equal": not found, "differences": [item._asdict() for item in found]}))
+        else:
+            print("\n".join(identity.lines(found)) or "equal")
+        if found:
+            raise typer.Exit(1)
+
+
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(help="Show this one, as TOML for [algo].", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the named recipes, with their source and what each trades; with a name, its row of choices."""
+    console = Console(stderr=as_json)
+    with _errors(console):
+        if name is not None:
+            config_file.parse({"model": {"path": "-"}, "algo": {"preset": name}}, source="presets")  # or refused
+        chosen = PRESETS if name is None else {name: PRESETS[name]}
+        if as_json:
+            print(json.dumps({key: _as_plain(preset) for key, preset in chosen.items()}))
+        elif name is not None:
+            print("\n".join(_as_toml(name, PRESETS[name])))
+        else:
+            rows = [(key, preset.source, preset.trades) for key, preset in PRESETS.items()]
+            console.presets(rows, default=DEFAULT)
+
+
+def _as_plain(preset: Preset) -> dict[str, Any]:
+    row = preset.recipe.model_dump(mode="json", exclude_none=True)
+    return {"source": preset.source, "trades": preset.trades, "recipe": row}
+
+
+def _as_toml(name: str, preset: Preset) -> Iterator[str]:
+    """The choices that act, as they may stand under [algo]."""
+    yield from textwrap.wrap(f"{name}: {preset.source}", **COMMENT)
+    yield from textwrap.wrap(preset.trades, **COMMENT)
+    for key, value in {"preset": name, **preset.recipe.model_dump(mode="json")}.items():
+        yield from config_file.toml_lines(key, value)
 
 
 @contextmanager

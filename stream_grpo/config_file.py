@@ -137,12 +137,12 @@ def to_toml(config: Config) -> str:
     lines: list[str] = []
     for section, values in config.model_dump(mode="json").items():
         lines.append(f"[{section}]")
-        lines += [line for name, value in values.items() for line in _toml_lines(name, value)]
+        lines += [line for name, value in values.items() for line in toml_lines(name, value)]
         lines.append("")
     return "\n".join(lines)
 
 
-def _toml_lines(name: str, value: Any) -> list[str]:
+def toml_lines(name: str, value: Any) -> list[str]:
     """A setting as TOML, which has no null: one that is None is left out, and None is its default."""
     if isinstance(value, dict):
         return [f"{name}.{key} = {json.dumps(item, ensure_ascii=False)}" for key, item in value.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,6 +69,16 @@ class Console:
         for domain, score in scores.items():
             table.add_row(domain, _percent(score["pass_at_1"]), _interval(score), str(score["num_problems"]))
         self._rich.print(table)
+
+    def presets(self, rows: Iterable[tuple[str, str, str]], default: str) -> None:
+        """The named recipes: name, source, what each trades. Long text is wrapped, at a terminal or not."""
+        table = Table(title=f"presets; the default is {default}", title_justify="left", show_lines=True)
+        table.add_column("name", no_wrap=True)
+        table.add_column("source", overflow="fold", max_width=24)
+        table.add_column("what it trades")
+        for row in rows:
+            table.add_row(*row)
+        self._rich.print(table, soft_wrap=False)
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         """The end of a run."""

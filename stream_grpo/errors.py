@@ -7,6 +7,8 @@
     |-- WeightsError        published weights are incomplete, damaged or of another model
     |   `-- ProbeError      loaded weights do not give the learner's logprobs
     |-- EvaluationError     an evaluation is not what was asked for: several versions, missing or foreign samples
+    |-- RewardError         responses cannot be scored: too many errors in a row, or no worker that starts
+    |-- SandboxError        a program cannot be run as promised; never the program's own failure
     |-- CheckpointError     a checkpoint is incomplete or not of this run
     `-- StallError          a wait reached its deadline; the message names who was waited for
 
@@ -42,8 +44,16 @@ class EvaluationError(StreamGrpoError):
     """An evaluation is not what was asked for: more than one policy version, missing or foreign samples."""
 
 
+class RewardError(StreamGrpoError):
+    """Responses cannot be scored, so that the run would learn nothing; the message holds the first error."""
+
+
 class CheckpointError(StreamGrpoError):
     """A checkpoint is incomplete or does not belong to this run."""
+
+
+class SandboxError(StreamGrpoError):
+    """A sandbox cannot start, answer or isolate as promised; the program that it was to run is not to blame."""
 
 
 class CorrectionError(StreamGrpoError):

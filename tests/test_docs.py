@@ -1,0 +1,82 @@
+"""The pages under docs/ say what the code has."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import torch
+
+from stream_grpo.algo.presets import DEFAULT, PRESETS
+from stream_grpo.algo.recipe import Recipe
+from stream_grpo.algo.statistics import gather, measure
+from stream_grpo.config_file import parse
+
+PAGE = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
+CHOICES = PAGE.partition("## The choices")[2].partition("\n## ")[0]
+
+
+def options(annotation: Any) -> tuple[str, ...]:
+    """The words of a Literal, inside an optional one too."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(word for part in get_args(annotation) for word in options(part))
+
+
+def test_the_table_of_presets_is_that_of_the_code() -> None:
+    table = [
+        "| name | source | what it trades |",
+        "|---|---|---|",
+        *(f"| `{name}` | {preset.source} | {preset.trades} |" for name, preset in PRESETS.items()),
+    ]
+    text = "\n".join(table)
+    assert text in PAGE, f"the table in docs/recipes.md should be:\n{text}"
+    assert f"Without `preset` a run takes `{DEFAULT}`." in PAGE
+
+
+@pytest.mark.parametrize("name", Recipe.model_fields)
+def test_every_choice_of_a_recipe_is_on_the_page_with_its_options(name: str) -> None:
+    # A choice has a line of its own, a number stands in the line of the choice that reads it.
+    lines = [line for line in CHOICES.splitlines() if line.startswith("|") and f"`{name}`" in line]
+    lines.sort(key=lambda line: not line.startswith(f"| `{name}`"))
+    assert lines, f"{name} is not in the table of choices"
+    missing = [word for word in options(Recipe.model_fields[name].annotation) if f"`{word}`" not in lines[0]]
+    assert not missing, f"{name}: {missing} are not in the table of choices"
+
+
+def test_the_page_has_an_example() -> None:
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_load(example: str) -> None:
+    tree = tomllib.loads(example)
+    algo = parse({"model": {"path": "m"}, **tree}, "docs/recipes.md").algo
+    assert {name: value for name, value in tree["algo"].items() if name != "mask_sequence"} == {
+        name: getattr(algo, name) for name in tree["algo"] if name != "mask_sequence"
+    }
+    assert algo.mask_sequence == (0.95, 1.05)
+
+
+def test_every_metric_of_the_loss_is_on_the_page() -> None:
+    ones = torch.ones(1, 2, dtype=torch.float64)
+    shares = ("clipped_low", "clipped_high", "clipped_dual", "rejected", "correction")
+    reasons = ("ratio_band", "tv", "binary_kl", "second_moment", "sequence_band", "sequence_k3", "negative_kl", "veto")
+    signs = ("positive", "negative")
+    measured = measure(
+        ones.bool(),
+        torch.zeros(1, dtype=torch.int64),
+        ones,
+        ones,
+        dict.fromkeys((*shares, *(f"rejected_{reason}" for reason in (*signs, *reasons))), ones),
+        {"proximal": ones, "reference": ones},
+        num_clamped=torch.zeros(()),
+    )
+    statistics = gather([measured])
+    names = {name for name in statistics.metrics() if not name.startswith("mask_share_")}
+    names |= {f"mask_share_{sign}" for sign in signs} | set(reasons)
+    assert len(names) > 25
+    assert not [name for name in sorted(names) if f"`{name}`" not in PAGE]
+    assert {"by_age", "by_length"} <= set(re.findall(r"`(\w+)`", PAGE))
