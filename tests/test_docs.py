@@ -10,7 +10,7 @@ import torch
 
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.algo.statistics import gather, measure
+from stream_grpo.algo.statistics import Ratio, gather, measure
 from stream_grpo.config_file import parse
 
 PAGE = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
@@ -68,10 +68,10 @@ def test_every_metric_of_the_loss_is_on_the_page() -> None:
     measured = measure(
         ones.bool(),
         torch.zeros(1, dtype=torch.int64),
-        ones,
-        ones,
+        Ratio(ones, ones),
+        Ratio(ones, ones),
         dict.fromkeys((*shares, *(f"rejected_{reason}" for reason in (*signs, *reasons))), ones),
-        {"proximal": ones, "reference": ones},
+        dict.fromkeys(("proximal", "reference"), Ratio(ones, ones)),
         num_clamped=torch.zeros(()),
     )
     statistics = gather([measured])

@@ -80,10 +80,10 @@ def group_advantage(
     `running_mean` and `running_quantile` take `prior`, `batch_mean` the batch's mean, `none` 0 (REINFORCE).
 
     Scales: `group_std`; `batch_std`, of the unscaled advantages of the batch (REINFORCE++ with baseline, arXiv
-    2501.03262); `batch_reward_std`, of its rewards (Lite PPO, arXiv 2508.08221); `group_mean`, for rewards of 0 or
-    more (MaxRL, arXiv 2602.02710); `group_mad` (Hampel, 1974); `none` (Dr. GRPO, arXiv 2503.20783). The floor stands
-    where others add an epsilon: rewards 1e-3 apart are not blown up to advantages of 1. The batch is what is passed:
-    for its statistics to be those of a train batch, pass all of it.
+    2501.03262); `batch_reward_std`, of its rewards (as TRL reads Lite PPO, arXiv 2508.08221); `group_mean`, for rewards
+    of 0 or more (MaxRL, arXiv 2602.02710); `group_mad` (Hampel, 1974); `none` (Dr. GRPO, arXiv 2503.20783). The floor
+    stands where others add an epsilon: rewards 1e-3 apart are not blown up to advantages of 1. The batch is what is
+    passed: for its statistics to be those of a train batch, pass all of it.
     """
     check_choices(baseline, scale)
     _check_rewards(rewards_B, valid_B, scale_floor=scale_floor)

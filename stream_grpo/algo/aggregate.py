@@ -58,28 +58,45 @@ def aggregate(
     problem_tokens_B: Tensor | None = None,
     denominator: float,
 ) -> Tensor:
-    """This part's share of the loss, a scalar: sum of loss / own count / denominator over trained tokens.
+    """This part's share of the loss, a scalar: sum of loss x `token_share` over trained tokens.
 
-    The own count of a token is 1 for tokens and constant; for sequences `tokens_B`, the trained tokens of its
-    sequence; for problems `problem_tokens_B`, those of all sequences of its problem, wherever they were put. Both are
-    counted before any rejection mask. Where nothing is trained the loss is 0 and still hangs on its graph.
+    Where nothing is trained the loss is 0 and still hangs on its graph.
     """
     require_rank(2, loss=loss_BT, mask=mask_BT)
     require_same_shape(loss=loss_BT, mask=mask_BT)
+    share_B1 = token_share(
+        aggregation, mask_BT, tokens_B=tokens_B, problem_tokens_B=problem_tokens_B, denominator=denominator
+    )
+    return (torch.where(mask_BT, loss_BT, 0.0) * share_B1.to(loss_BT.dtype)).sum()
+
+
+def token_share(
+    aggregation: Aggregation,
+    mask_BT: Tensor,
+    *,
+    tokens_B: Tensor | None = None,
+    problem_tokens_B: Tensor | None = None,
+    denominator: float,
+) -> Tensor:
+    """1 / (own count x denominator) of every token of a sequence, [B, 1] in float64.
+
+    The own count of a token is 1 for tokens and constant; for sequences `tokens_B`, the trained tokens of its
+    sequence; for problems `problem_tokens_B`, those of all sequences of its problem, wherever they were put. Both are
+    counted before any rejection mask.
+    """
     if denominator < 0:
         raise ValueError(f"denominator {denominator}: expected 0 or more")
-    kept_BT = torch.where(mask_BT, loss_BT, 0.0)
     if aggregation == "sequences":
-        kept_BT = kept_BT / _own_count("tokens_B", tokens_B, mask_BT).to(loss_BT.dtype)
+        own_B1 = _own_count("tokens_B", tokens_B, mask_BT)
     elif aggregation == "problems":
-        kept_BT = kept_BT / _own_count("problem_tokens_B", problem_tokens_B, mask_BT).to(loss_BT.dtype)
-    elif aggregation not in AGGREGATIONS:
+        own_B1 = _own_count("problem_tokens_B", problem_tokens_B, mask_BT)
+    elif aggregation in AGGREGATIONS:
+        own_B1 = torch.ones(len(mask_BT), 1, device=mask_BT.device)
+    else:
         raise ValueError(f"aggregation {aggregation!r}: expected {', '.join(AGGREGATIONS)}")
-    if denominator == 0:
-        if bool(mask_BT.any()):
-            raise ValueError("denominator 0 with trained tokens: it was not counted over this part")
-        return kept_BT.sum()
-    return kept_BT.sum() / denominator
+    if denominator == 0 and bool(mask_BT.any()):
+        raise ValueError("denominator 0 with trained tokens: it was not counted over this part")
+    return 1 / (own_B1.double() * (denominator or 1.0))
 
 
 def _own_count(name: str, counts_B: Tensor | None, mask_BT: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def log_ratio(
     # The difference is linear: what is replaced after it reaches neither value nor gradient.
     token_BT = torch.where(mask_BT, numerator_BT - denominator_BT, 0.0)
     if level == "token":
-        return LogRatio(token_BT.clamp(-bound, bound), torch.count_nonzero(_beyond(token_BT, bound)))
+        return _of_tokens(token_BT, bound)
     if level == "sequence_mean":
         return _of_sequence(sequence_mean(token_BT, mask_BT), mask_BT, bound)
     if level == "sequence_sum":
@@ -112,6 +112,13 @@ def _given(method: ProximalMethod, name: str, value: Tensor | None) -> Tensor:
     if value is None:
         raise ValueError(f"{name} is None: the proximal policy {method!r} is made from it, expected a tensor [B, T]")
     return value
+
+
+def _of_tokens(token_BT: Tensor, bound: float) -> LogRatio:
+    smallest, largest = token_BT.detach().aminmax()
+    if -bound <= float(smallest) and float(largest) <= bound:  # nearly always, and the cheapest to find out
+        return LogRatio(token_BT, torch.zeros((), dtype=torch.int64, device=token_BT.device))
+    return LogRatio(token_BT.clamp(-bound, bound), torch.count_nonzero(_beyond(token_BT, bound)))
 
 
 def _of_sequence(log_ratio_B1: Tensor, mask_BT: Tensor, bound: float) -> LogRatio:

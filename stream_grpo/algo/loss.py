@@ -6,23 +6,29 @@ ratio, b that of staleness, m the masks. Its gradient is that of the recipe's su
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from stream_grpo.algo.aggregate import aggregate
+from stream_grpo.algo.aggregate import aggregate, token_share
 from stream_grpo.algo.behavior import behavior_weight
 from stream_grpo.algo.kl import kl_loss
-from stream_grpo.algo.log_ratio import LogRatio, log_ratio, proximal_logprobs
+from stream_grpo.algo.log_ratio import LogRatio, RatioLevel, log_ratio, proximal_logprobs
 from stream_grpo.algo.mask import Rejected, trust_mask
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.algo.shapes import require_rank, require_same_shape
-from stream_grpo.algo.statistics import Statistics, measure
+from stream_grpo.algo.statistics import Measured, Ratio, Statistics, gather, measure
 from stream_grpo.algo.weight import Weighted, gradient_weight
 
-CHUNK_TOKENS = 1 << 15
+CHUNK_TOKENS = 1 << 16
 """Weights are made for so many tokens at a time: intermediate tensors stay small and in the cache."""
+IMPOSSIBLE = -1e8
+"""Stands for a logprob of -inf where it is subtracted: far beyond every bound, and no NaN comes of it."""
+
+TOTAL: tuple[RatioLevel, str, str] = ("token", "policy", "behavior")
+STALENESS: tuple[RatioLevel, str, str] = ("token", "proximal", "behavior")
 
 
 class LossInputs(NamedTuple):
@@ -39,7 +45,7 @@ class LossInputs(NamedTuple):
     problem_tokens_B: Tensor
     """Trained tokens of all sequences of its problem in this update, wherever they are."""
     age_BT: Tensor
-    """Policy age of every token, in learner steps."""
+    """Policy age of every token, in learner steps; 0 under the mask."""
     regularized_B: Tensor
     """True where KL and entropy act."""
     start_logprobs_BT: Tensor | None = None
@@ -52,8 +58,7 @@ class LossInputs(NamedTuple):
 
     def rows(self, which: slice) -> LossInputs:
         """Some of the sequences, detached."""
-        cut: dict[str, Any] = {name: None if x is None else x[which].detach() for name, x in self._asdict().items()}
-        return LossInputs(**cut)
+        return LossInputs(*(None if x is None else x[which].detach() for x in self))  # type: ignore[arg-type]
 
 
 def policy_loss(
@@ -71,49 +76,114 @@ def policy_loss(
     """
     _check(recipe, inputs, second_moment_bound)
     counts = {"tokens_B": inputs.tokens_B, "problem_tokens_B": inputs.problem_tokens_B}
-    # A token that the policy cannot draw (its logits are filtered) has no logprob to raise: it gets no gradient.
-    has_gradient_BT = inputs.mask_BT & ~inputs.policy_logprobs_BT.isneginf()
-    policy_BT = torch.where(has_gradient_BT, inputs.policy_logprobs_BT, 0.0)
-    coefficient_BT = torch.empty_like(policy_BT, requires_grad=False)
-    value = policy_BT.new_zeros(())
-    parts: list[Statistics] = []
-    num_rows = max(1, CHUNK_TOKENS // max(1, policy_BT.shape[1]))
-    for start in range(0, len(policy_BT), num_rows):
-        chunk = slice(start, start + num_rows)
-        rows = inputs.rows(chunk)
-        coefficient_BT[chunk], surrogate_BT, statistics = _weigh(recipe, rows, second_moment_bound)
-        parts.append(statistics)
-        own_counts = {name: count_B[chunk] for name, count_B in counts.items()}
-        value -= aggregate(recipe.aggregation, surrogate_BT, rows.mask_BT, **own_counts, denominator=denominator)
-
-    def total(loss_BT: Tensor) -> Tensor:
-        return aggregate(recipe.aggregation, loss_BT, inputs.mask_BT, **counts, denominator=denominator)
-
-    linear = total(-coefficient_BT * policy_BT)
-    loss = linear - linear.detach() + value
-    if recipe.kl_place == "loss":
-        loss = loss + kl_weight * total(_kl(recipe, inputs))
-    if recipe.entropy_weight:
-        assert inputs.entropy_BT is not None
-        loss = loss - recipe.entropy_weight * total(_where_regularized(inputs, inputs.entropy_BT))
-    return loss, sum(parts[1:], parts[0])
+    share_B1 = token_share(recipe.aggregation, inputs.mask_BT, **counts, denominator=denominator)
+    share_B1 = share_B1.to(inputs.policy_logprobs_BT.dtype)
+    gradient_BT = torch.empty_like(inputs.policy_logprobs_BT, requires_grad=False)
+    value = gradient_BT.new_zeros(())
+    parts: list[Measured] = []
+    num_rows = max(1, CHUNK_TOKENS // max(1, inputs.mask_BT.shape[1]))
+    with torch.no_grad():
+        for start in range(0, len(inputs.mask_BT), num_rows):
+            chunk = slice(start, start + num_rows)
+            pull_BT, objective_BT, measured = _weigh(recipe, inputs.rows(chunk), second_moment_bound)
+            torch.mul(pull_BT, -share_B1[chunk], out=gradient_BT[chunk])
+            value -= (objective_BT.sum(dim=1, keepdim=True) * share_B1[chunk]).sum()
+            parts.append(measured)
+    loss: Tensor = _WithGradient.apply(inputs.policy_logprobs_BT, gradient_BT, value)  # type: ignore[no-untyped-call]
+    for weight, term_BT in _regularizers(recipe, inputs, kl_weight):
+        acts_BT = inputs.mask_BT & inputs.regularized_B.unsqueeze(1)
+        term_BT = torch.where(acts_BT, term_BT, 0.0)
+        loss = loss + weight * aggregate(recipe.aggregation, term_BT, inputs.mask_BT, **counts, denominator=denominator)
+    return loss, gather(parts)
 
 
-def _weigh(recipe: Recipe, rows: LossInputs, second_moment_bound: float | None) -> tuple[Tensor, Tensor, Statistics]:
-    """(sg(w b m) A, the surrogate's value, statistics) of some sequences, nothing with a gradient."""
-    mask_BT, advantage_BT = rows.mask_BT, rows.advantage_BT
-    policy_BT, behavior_BT = rows.policy_logprobs_BT, rows.behavior_logprobs_BT
-    proximal_BT = _proximal(recipe, rows)
-    update = log_ratio(
-        recipe.ratio_level, policy_BT, behavior_BT if recipe.ratio_to == "behavior" else proximal_BT, mask_BT
-    )
-    staleness = log_ratio("token", proximal_BT, behavior_BT, mask_BT)
-    total = log_ratio("token", policy_BT, behavior_BT, mask_BT)
+class _WithGradient(torch.autograd.Function):
+    """A loss whose gradient by the logprobs is known beforehand: no graph, and one product on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, logprobs_BT: Tensor, gradient_BT: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient_BT)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
+        (gradient_BT,) = ctx.saved_tensors
+        return upstream[0] * gradient_BT, None, None
+
+
+class _Ratios:
+    """The ratios of some sequences, each made once and only where it is asked for."""
+
+    def __init__(self, recipe: Recipe, rows: LossInputs) -> None:
+        self._mask_BT = rows.mask_BT
+        self._logprobs = {"policy": rows.policy_logprobs_BT, "behavior": rows.behavior_logprobs_BT}
+        self._proximal = "proximal"
+        """Whose logprobs those of the proximal policy are."""
+        if recipe.proximal == "behavior":
+            self._proximal = "behavior"
+        elif recipe.proximal == "interpolated":
+            self._logprobs["proximal"] = proximal_logprobs(
+                recipe.proximal,
+                behavior_BT=rows.behavior_logprobs_BT,
+                policy_BT=rows.policy_logprobs_BT,
+                age_BT=rows.age_BT,
+                mask_BT=rows.mask_BT,
+            )
+        elif rows.start_logprobs_BT is None:
+            self._proximal = "policy"
+        else:
+            self._logprobs["proximal"] = rows.start_logprobs_BT
+        self._logs: dict[tuple[RatioLevel, str, str], LogRatio] = {}
+        self._ratios: dict[tuple[RatioLevel, str, str], Ratio] = {}
+
+    def log(self, level: RatioLevel, numerator: str, denominator: str) -> LogRatio:
+        """log (numerator / denominator), two of policy, proximal and behavior."""
+        key = self._key(level, numerator, denominator)
+        if key not in self._logs:
+            self._logs[key] = self._staleness() if key == STALENESS else self._made(*key)
+        return self._logs[key]
+
+    def __call__(self, level: RatioLevel, numerator: str, denominator: str) -> Ratio:
+        """The same with its exp."""
+        key = self._key(level, numerator, denominator)
+        if key not in self._ratios:
+            log_BT = self.log(level, numerator, denominator).log_ratio_BT
+            self._ratios[key] = Ratio(log_BT, log_BT.exp())
+        return self._ratios[key]
+
+    def _made(self, level: RatioLevel, numerator: str, denominator: str) -> LogRatio:
+        return log_ratio(level, self._logprobs[numerator], self._logprobs[denominator], self._mask_BT)
+
+    def _staleness(self) -> LogRatio:
+        """log (proximal / behavior) from two log ratios that are there anyway, where no bound has acted on them."""
+        total, update = self.log(*TOTAL), self.log("token", "policy", "proximal")
+        if int(total.num_clamped) or int(update.num_clamped):
+            return self._made(*STALENESS)
+        log_rho_BT = total.log_ratio_BT - update.log_ratio_BT
+        return LogRatio(log_rho_BT, total.num_clamped)
+
+    def _key(self, level: RatioLevel, numerator: str, denominator: str) -> tuple[RatioLevel, str, str]:
+        above, below = (self._proximal if name == "proximal" else name for name in (numerator, denominator))
+        return level, above, below
+
+
+def _weigh(recipe: Recipe, rows: LossInputs, second_moment_bound: float | None) -> tuple[Tensor, Tensor, Measured]:
+    """(w b m A, the objective's value, statistics) of some sequences; the first two 0 where nothing is trained."""
+    kept_BT = rows.mask_BT
+    undrawable_BT = rows.policy_logprobs_BT.isneginf()
+    if int(torch.count_nonzero(undrawable_BT)):
+        # A token that the policy cannot draw (its logits are filtered) has no logprob to raise: it gets no gradient.
+        kept_BT = kept_BT & ~undrawable_BT
+        rows = rows._replace(policy_logprobs_BT=rows.policy_logprobs_BT.clamp(min=IMPOSSIBLE))
+    rows = rows._replace(advantage_BT=torch.where(rows.mask_BT, rows.advantage_BT, 0.0))
+    ratios = _Ratios(recipe, rows)
+    update = ratios(recipe.ratio_level, "policy", recipe.ratio_to)
     weighted = gradient_weight(
         recipe.weight,
-        update.log_ratio_BT,
-        advantage_BT,
-        mask_BT,
+        update.log_BT,
+        rows.advantage_BT,
+        rows.mask_BT,
+        ratio_BT=update.ratio_BT,
         clip_low=recipe.clip_low,
         clip_high=recipe.clip_high,
         dual_clip=recipe.dual_clip,
@@ -122,15 +192,37 @@ def _weigh(recipe: Recipe, rows: LossInputs, second_moment_bound: float | None) 
         soft_negative=recipe.soft_negative,
         gamma_positive=recipe.gamma_positive,
         gamma_negative=recipe.gamma_negative,
-        policy_logprobs_BT=policy_BT,
+        policy_logprobs_BT=rows.policy_logprobs_BT,
     )
-    rejected = trust_mask(
+    pull_BT, objective_BT = weighted.weight_BT * rows.advantage_BT, weighted.surrogate_BT
+    shares = _clip_shares(recipe, weighted)
+    if recipe.has_mask:
+        rejected = _reject(recipe, rows, ratios, second_moment_bound)
+        kept_BT = kept_BT & rejected.keep_BT
+        shares |= _mask_shares(rejected, rows)
+    if recipe.correction_level is not None:
+        rho_BT = ratios.log(recipe.correction_level, "proximal", "behavior").log_ratio_BT
+        weight_BT = behavior_weight(
+            recipe.correction, rho_BT, rows.mask_BT, low=recipe.correction_low, high=recipe.correction_high
+        )
+        pull_BT, objective_BT = pull_BT * weight_BT, objective_BT * weight_BT
+        shares["correction"] = weight_BT
+    if kept_BT is not rows.mask_BT:
+        pull_BT, objective_BT = (torch.where(kept_BT, x_BT, 0.0) for x_BT in (pull_BT, objective_BT))
+    return pull_BT, objective_BT, _measure(recipe, rows, ratios, shares)
+
+
+def _reject(recipe: Recipe, rows: LossInputs, ratios: _Ratios, second_moment_bound: float | None) -> Rejected:
+    total = ratios.log(*TOTAL)
+    # With proximal = behavior no mask looks at proximal / behavior.
+    staleness = total if recipe.proximal == "behavior" else ratios.log(*STALENESS)
+    return trust_mask(
         staleness.log_ratio_BT,
         total.log_ratio_BT,
-        policy_BT,
-        behavior_BT,
-        advantage_BT,
-        mask_BT,
+        rows.policy_logprobs_BT,
+        rows.behavior_logprobs_BT,
+        rows.advantage_BT,
+        rows.mask_BT,
         ratio_band=recipe.mask_ratio,
         tv=recipe.mask_tv,
         binary_kl=recipe.mask_binary_kl,
@@ -140,35 +232,23 @@ def _weigh(recipe: Recipe, rows: LossInputs, second_moment_bound: float | None) 
         negative_kl=recipe.mask_negative_kl,
         veto=recipe.mask_veto,
     )
-    factor_BT = rejected.keep_BT.to(weighted.weight_BT.dtype)
-    if recipe.correction_level is not None:
-        rho = log_ratio(recipe.correction_level, proximal_BT, behavior_BT, mask_BT)
-        factor_BT = factor_BT * behavior_weight(
-            recipe.correction, rho.log_ratio_BT, mask_BT, low=recipe.correction_low, high=recipe.correction_high
-        )
-    coefficient_BT = torch.where(mask_BT, weighted.weight_BT * factor_BT * advantage_BT, 0.0)
-    statistics = _statistics(rows, proximal_BT, update, total, weighted, rejected, factor_BT)
-    return coefficient_BT, weighted.surrogate_BT * factor_BT, statistics
 
 
-def _proximal(recipe: Recipe, rows: LossInputs) -> Tensor:
-    start_BT = rows.policy_logprobs_BT if rows.start_logprobs_BT is None else rows.start_logprobs_BT
-    return proximal_logprobs(
-        recipe.proximal,
-        recomputed_BT=start_BT,
-        behavior_BT=rows.behavior_logprobs_BT,
-        policy_BT=rows.policy_logprobs_BT,
-        age_BT=rows.age_BT,
-        mask_BT=rows.mask_BT,
-    )
+def _regularizers(recipe: Recipe, inputs: LossInputs, kl_weight: float) -> Iterator[tuple[float, Tensor]]:
+    """The terms of the loss besides the surrogate, each its weight and [B, T] with a gradient."""
+    if recipe.kl_place == "loss":
+        yield kl_weight, _kl(recipe, inputs)
+    if recipe.entropy_weight:
+        assert inputs.entropy_BT is not None
+        yield -recipe.entropy_weight, inputs.entropy_BT
 
 
 def _kl(recipe: Recipe, inputs: LossInputs) -> Tensor:
-    """The KL term per token, [B, T], with its gradient; 0 where it does not act."""
-    reference_BT = _reference(recipe, inputs)
+    """The KL term per token, [B, T], with its gradient."""
+    policy_BT, behavior_BT = inputs.policy_logprobs_BT, inputs.behavior_logprobs_BT
     # Tokens come from the behavior policy: against it the off-policy form is unbiased.
-    estimate = kl_loss(recipe.kl, inputs.policy_logprobs_BT, inputs.behavior_logprobs_BT, reference_BT, inputs.mask_BT)
-    return _where_regularized(inputs, estimate.kl_BT)
+    can_act_BT = inputs.mask_BT & ~policy_BT.isneginf()
+    return kl_loss(recipe.kl, policy_BT, behavior_BT, _reference(recipe, inputs), can_act_BT).kl_BT
 
 
 def _reference(recipe: Recipe, inputs: LossInputs) -> Tensor:
@@ -179,46 +259,45 @@ def _reference(recipe: Recipe, inputs: LossInputs) -> Tensor:
     return inputs.reference_logprobs_BT
 
 
-def _where_regularized(inputs: LossInputs, values_BT: Tensor) -> Tensor:
-    return torch.where(inputs.mask_BT & inputs.regularized_B.unsqueeze(1), values_BT, 0.0)
+def _clip_shares(recipe: Recipe, weighted: Weighted) -> dict[str, Tensor]:
+    """Where the bounds that the recipe has acted, each [B, T]."""
+    shares: dict[str, Tensor] = {}
+    if recipe.clip_low is not None:
+        shares["clipped_low"] = weighted.clipped_low_BT
+    if recipe.clip_high is not None or recipe.cap is not None:
+        shares["clipped_high"] = weighted.clipped_high_BT
+    if recipe.dual_clip is not None:
+        shares["clipped_dual"] = weighted.clipped_dual_BT
+    return shares
 
 
-def _statistics(
-    rows: LossInputs,
-    proximal_BT: Tensor,
-    update: LogRatio,
-    total: LogRatio,
-    weighted: Weighted,
-    rejected: Rejected,
-    factor_BT: Tensor,
-) -> Statistics:
-    mask_BT = rows.mask_BT
-    rejected_BT = mask_BT & ~rejected.keep_BT
-    shares = {
-        "clipped_low": weighted.clipped_low_BT & mask_BT,
-        "clipped_high": weighted.clipped_high_BT & mask_BT,
-        "clipped_dual": weighted.clipped_dual_BT & mask_BT,
+def _mask_shares(rejected: Rejected, rows: LossInputs) -> dict[str, Tensor]:
+    """What the masks took: in all, by sign of the advantage, by mask."""
+    rejected_BT = rows.mask_BT & ~rejected.keep_BT
+    return {
         "rejected": rejected_BT,
         "rejected_positive": rejected_BT & (rows.advantage_BT > 0),
         "rejected_negative": rejected_BT & (rows.advantage_BT < 0),
-        "correction": torch.where(mask_BT, factor_BT, 0.0),
         **{f"rejected_{name}": where_BT for name, where_BT in rejected.reasons.items()},
     }
-    against = {"proximal": proximal_BT if rows.start_logprobs_BT is not None else None}
-    against["reference"] = rows.reference_logprobs_BT
-    divergences = {
-        name: log_ratio("token", rows.policy_logprobs_BT, other_BT, mask_BT).log_ratio_BT
-        for name, other_BT in against.items()
-        if other_BT is not None
-    }
+
+
+def _measure(recipe: Recipe, rows: LossInputs, ratios: _Ratios, shares: Mapping[str, Tensor]) -> Measured:
+    divergences: dict[str, Ratio] = {}
+    if rows.start_logprobs_BT is not None and recipe.proximal == "recomputed":
+        divergences["proximal"] = ratios("token", "policy", "proximal")
+    if rows.reference_logprobs_BT is not None:
+        reference = log_ratio("token", rows.policy_logprobs_BT, rows.reference_logprobs_BT, rows.mask_BT)
+        divergences["reference"] = Ratio(reference.log_ratio_BT, reference.log_ratio_BT.exp())
+    update = (recipe.ratio_level, "policy", recipe.ratio_to)
     return measure(
-        mask_BT,
-        torch.where(mask_BT, rows.age_BT, 0).amax(dim=1),
-        update.log_ratio_BT,
-        total.log_ratio_BT,
+        rows.mask_BT,
+        rows.age_BT.amax(dim=1),
+        ratios(*update),
+        ratios(*TOTAL),
         shares,
         divergences,
-        num_clamped=update.num_clamped + total.num_clamped,
+        num_clamped=ratios.log(*update).num_clamped + ratios.log(*TOTAL).num_clamped,
         watched_BT=rows.differs_BT,
     )
 

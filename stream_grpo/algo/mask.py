@@ -100,9 +100,10 @@ def within_binary_kl(policy_BT: Tensor, behavior_BT: Tensor, advantage_BT: Tenso
     KL = mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi)), of "this token" against "any other" (DPPO-Binary-KL, arXiv
     2602.04879). 1 - p is floored at 1e-8; verl adds as much to it.
     """
-    others_policy_BT = (-torch.expm1(policy_BT)).clamp(min=PROBABILITY_FLOOR)
-    others_behavior_BT = (-torch.expm1(behavior_BT)).clamp(min=PROBABILITY_FLOOR)
-    kl_BT = behavior_BT.exp() * (behavior_BT - policy_BT)
+    mu_BT = behavior_BT.exp()
+    others_policy_BT = (1 - policy_BT.exp()).clamp(min=PROBABILITY_FLOOR)
+    others_behavior_BT = (1 - mu_BT).clamp(min=PROBABILITY_FLOOR)
+    kl_BT = mu_BT * (behavior_BT - policy_BT)
     kl_BT = kl_BT + others_behavior_BT * (others_behavior_BT / others_policy_BT).log()
     return ~((kl_BT > delta) & (advantage_BT * (policy_BT - behavior_BT) > 0))
 

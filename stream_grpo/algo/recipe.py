@@ -162,10 +162,17 @@ class Recipe(BaseModel):
         return self.kl_reference in ("fixed", "refreshed", "ema")
 
     @property
+    def has_mask(self) -> bool:
+        """Whether any trust mask is on."""
+        return any(getattr(self, name) is not None for name in _MASKS)
+
+    @property
     def has_regularizer(self) -> bool:
         """Whether something besides the advantage gives gradient."""
         return self.kl != "none" or self.entropy_weight > 0
 
+
+_MASKS = tuple(name for name in Recipe.model_fields if name.startswith("mask_"))
 
 _READ_BY: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = MappingProxyType(
     {

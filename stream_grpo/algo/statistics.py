@@ -6,8 +6,9 @@ length the number of them. R = policy / behavior.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,71 +90,113 @@ class Statistics:
         return dict(zip(QUANTILES, middles.exp().tolist(), strict=True))
 
 
+class Ratio(NamedTuple):
+    """A log ratio and its exp, both [B, T]; 0 and 1 under the mask."""
+
+    log_BT: Tensor
+    ratio_BT: Tensor
+
+
+class Measured(NamedTuple):
+    """The statistics of some sequences, not yet in their buckets."""
+
+    sums: dict[str, Tensor]
+    """Name -> [B]."""
+    age_B: Tensor
+    histogram: Tensor
+    """[NUM_BINS] tokens by log R."""
+    ratio_max: Tensor
+    num_clamped: Tensor
+
+
 def measure(
     mask_BT: Tensor,
     age_B: Tensor,
-    log_update_BT: Tensor,
-    log_R_BT: Tensor,
+    update: Ratio,
+    total: Ratio,
     shares: Mapping[str, Tensor],
-    divergences: Mapping[str, Tensor],
+    divergences: Mapping[str, Ratio],
     *,
     num_clamped: Tensor,
     watched_BT: Tensor | None = None,
-) -> Statistics:
-    """The statistics of some sequences. All log ratios are 0 under the mask, and `shares` ([B, T] by name) are.
+) -> Measured:
+    """The statistics of some sequences. `update` is the ratio that the weight takes, `total` is R.
 
-    `log_update_BT` is of the ratio that the weight takes, `divergences` of the policy to others by name. `watched_BT`
-    marks the tokens whose log R should not be 0.
+    `shares` are [B, T] by name and 0 under the mask, `divergences` the ratios of the policy to others by name.
+    `watched_BT` marks the tokens whose log R should not be 0.
     """
-    tokens_B, R_BT, ratio_BT = _sum(mask_BT), log_R_BT.exp(), log_update_BT.exp()
-    unmasked_B = mask_BT.shape[1] - tokens_B  # where a ratio is exp(0)
+    tokens_B, distance_BT = _sum(mask_BT), total.log_BT.abs()
+    # Sums of ratios less 1: without rounding where policies match, and with nothing to add up under the mask.
+    above_BT = total.ratio_BT - 1
+    above_B = _sum(above_BT)
+    update_above_B = above_B if update is total else _sum(update.ratio_BT - 1)
+    k1_B = -_sum(total.log_BT)
     sums = {
         "tokens": tokens_B,
-        "ratio": _sum(ratio_BT) - unmasked_B,
-        "abs_log": _sum(log_R_BT.abs()),
-        "k1": -_sum(log_R_BT),
-        "k3": _sum(torch.expm1(log_R_BT) - log_R_BT),
-        "weight": _sum(R_BT) - unmasked_B,
-        "weight_square": _sum(R_BT.square()) - unmasked_B,
+        "ratio": tokens_B + update_above_B,
+        "abs_log": _sum(distance_BT),
+        "k1": k1_B,
+        "k3": above_B + k1_B,
+        "weight": tokens_B + above_B,
+        "weight_square": tokens_B + 2 * above_B + _sum(above_BT.square()),
         **{name: _sum(values_BT) for name, values_BT in shares.items()},
     }
-    for name, log_BT in divergences.items():
+    for name, other in divergences.items():
         # From the draws of (nearly) the policy: KL(policy || other), with x = log policy / other.
-        sums |= {f"k1_{name}": _sum(log_BT), f"k3_{name}": _sum(torch.expm1(-log_BT) + log_BT)}
+        k1_B = _sum(other.log_BT)
+        sums |= {f"k1_{name}": k1_B, f"k3_{name}": _sum(other.ratio_BT.reciprocal() - 1) + k1_B}
     if watched_BT is not None:
         watched_BT = watched_BT & mask_BT
-        sums |= {
-            "watched": _sum(watched_BT),
-            "watched_exact": _sum(watched_BT & (log_R_BT == 0)),
-            "watched_abs_log": _sum(torch.where(watched_BT, log_R_BT.abs(), 0.0)),
-        }
-    return Statistics(
-        sums=_by_bucket(sums, age_B),
-        histogram=_histogram(log_R_BT[mask_BT]),
-        ratio_max=torch.where(mask_BT, ratio_BT, 0.0).amax().double().cpu(),
-        num_clamped=num_clamped.double().cpu(),
+        sums |= {"watched": _sum(watched_BT), "watched_abs_log": _sum(distance_BT * watched_BT)}
+    return Measured(
+        sums=sums,
+        age_B=age_B,
+        histogram=_histogram(total.log_BT, torch.count_nonzero(mask_BT)),
+        ratio_max=_largest(update.ratio_BT, mask_BT),
+        num_clamped=num_clamped,
     )
 
 
 def _sum(values_BT: Tensor) -> Tensor:
-    return values_BT.sum(dim=1, dtype=torch.float64)
+    """Over the tokens of a sequence, [B] in float64."""
+    # Booleans are added up as int32: as the default int64 it takes twice as long.
+    dtype = torch.int32 if values_BT.dtype == torch.bool else None
+    return values_BT.sum(dim=1, dtype=dtype).double()
 
 
-def _by_bucket(sums: Mapping[str, Tensor], age_B: Tensor) -> dict[str, Tensor]:
-    """Sums per sequence, [B] each, in their buckets, [A, L] each."""
-    ages_B = torch.bucketize(age_B.cpu(), torch.tensor(AGE_EDGES))
-    lengths_B = torch.bucketize(sums["tokens"].cpu(), torch.tensor(LENGTH_EDGES, dtype=torch.float64))
+def gather(parts: Sequence[Measured]) -> Statistics:
+    """The statistics of all parts of a microbatch, every sequence in its buckets."""
+    names = parts[0].sums
+    rows = {name: torch.cat([part.sums[name] for part in parts]).cpu() for name in names}
+    ages_B = torch.bucketize(torch.cat([part.age_B for part in parts]).cpu(), torch.tensor(AGE_EDGES))
+    lengths_B = torch.bucketize(rows["tokens"], torch.tensor(LENGTH_EDGES, dtype=torch.float64))
     shape = (len(AGE_EDGES) + 1, len(LENGTH_EDGES) + 1)
-    rows = torch.stack(list(sums.values()), dim=1).cpu()  # [B, names]
-    table = torch.zeros(shape[0] * shape[1], len(sums), dtype=torch.float64)
-    table.index_add_(0, ages_B * shape[1] + lengths_B, rows)
-    return {name: table[:, i].view(shape) for i, name in enumerate(sums)}
+    table = torch.zeros(shape[0] * shape[1], len(names), dtype=torch.float64)
+    table.index_add_(0, ages_B * shape[1] + lengths_B, torch.stack(list(rows.values()), dim=1))
+    return Statistics(
+        sums={name: table[:, i].view(shape) for i, name in enumerate(names)},
+        histogram=torch.stack([part.histogram for part in parts]).sum(dim=0).double().cpu(),
+        ratio_max=torch.stack([part.ratio_max for part in parts]).amax().double().cpu(),
+        num_clamped=torch.stack([part.num_clamped for part in parts]).sum().double().cpu(),
+    )
 
 
-def _histogram(log_R: Tensor) -> Tensor:
-    bound = LOG_RATIO_RANGE * (1 - 1 / NUM_BINS)
-    bins = torch.histc(log_R.float().clamp(-bound, bound), NUM_BINS, -LOG_RATIO_RANGE, LOG_RATIO_RANGE)
-    return bins.double().cpu()
+def _histogram(log_R_BT: Tensor, num_tokens: Tensor) -> Tensor:
+    """Tokens by log R, [NUM_BINS]; the tokens under the mask, which all are in the bin of 0, are taken out of it."""
+    per_unit = NUM_BINS / (2 * LOG_RATIO_RANGE)
+    # A NaN among trained tokens is in the loss, which is checked.
+    bins_BT = (log_R_BT * per_unit).add_(NUM_BINS / 2).clamp_(0, NUM_BINS - 1).nan_to_num_(0).to(torch.int16)
+    counts = torch.bincount(bins_BT.flatten(), minlength=NUM_BINS)
+    counts[NUM_BINS // 2] -= log_R_BT.numel() - num_tokens
+    return counts
+
+
+def _largest(ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The largest ratio of a trained token, a scalar; 0 where nothing is trained."""
+    largest = ratio_BT.amax()
+    if float(largest) > 1:  # no token under the mask has it
+        return largest
+    return torch.where(mask_BT, ratio_BT, 0.0).amax()
 
 
 _MEANS = {

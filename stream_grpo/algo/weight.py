@@ -1,12 +1,14 @@
 """Gradient weights: how strongly each token's log pi is pulled along its advantage.
 
 B sequences, T tokens. Every first-order method is one loss, L = -(1/D) sum sg(w_t) A_t log pi_t, and differs in w_t
-alone. `log_ratio_BT` is at the level its recipe chose and 0 under the mask; r = exp(log ratio). Weights are detached.
-Where a log ratio stands at its upper bound, what is linear in r (ppo, plain) has no gradient.
+alone. `log_ratio_BT` is at the level its recipe chose, r = exp(log ratio). Log ratio and advantage are 0 under the
+mask, and with them everything but the weight itself, which acts on that advantage. Weights are detached. Where a log
+ratio stands at its upper bound, what is linear in r (ppo, plain) has no gradient.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,6 +17,9 @@ from torch import Tensor
 from stream_grpo.algo.log_ratio import LOG_RATIO_BOUND, sequence_mean
 from stream_grpo.algo.shapes import require_rank, require_same_shape
 
+RATIO_BOUND = math.exp(LOG_RATIO_BOUND) * (1 - 1e-6)
+"""A ratio above this stands at its bound, to the rounding of exp."""
+
 WeightKind = Literal["ppo", "cispo", "soft", "topr", "gamma", "geometric", "plain", "reinforce"]
 
 
@@ -22,7 +27,7 @@ class Weighted(NamedTuple):
     """A gradient weight per token, the value of the objective behind it, and where its bounds acted. All detached."""
 
     weight_BT: Tensor
-    """w_t; 0 under the mask."""
+    """w_t."""
     surrogate_BT: Tensor
     """Value of the published objective, to be maximised; 0 under the mask."""
     clipped_low_BT: Tensor
@@ -39,6 +44,7 @@ def gradient_weight(
     advantage_BT: Tensor,
     mask_BT: Tensor,
     *,
+    ratio_BT: Tensor | None = None,
     clip_low: float | None = None,
     clip_high: float | None = None,
     dual_clip: float | None = None,
@@ -52,26 +58,27 @@ def gradient_weight(
     """The named weight of every token, [B, T]. Raises ValueError for shapes, settings or a name.
 
     The objectives of cispo, topr, gamma and reinforce are sg(w) A log pi. Their value needs `policy_logprobs_BT`;
-    without it the value is w A, that of sg(w) A pi / sg(pi), which has the same gradient.
+    without it the value is w A, that of sg(w) A pi / sg(pi), which has the same gradient. `ratio_BT` is
+    exp(log_ratio_BT) where it is at hand.
     """
     require_rank(2, log_ratio=log_ratio_BT, advantage=advantage_BT, mask=mask_BT)
     require_same_shape(log_ratio=log_ratio_BT, advantage=advantage_BT, mask=mask_BT)
-    log_ratio_BT = log_ratio_BT.detach()
-    advantage_BT = torch.where(mask_BT, advantage_BT.detach(), 0.0)
+    log_ratio_BT, advantage_BT = log_ratio_BT.detach(), advantage_BT.detach()
+    ratio_BT = log_ratio_BT.exp() if ratio_BT is None else ratio_BT.detach()
     if kind == "ppo":
-        weighted = ppo(log_ratio_BT, advantage_BT, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+        weighted = ppo(ratio_BT, advantage_BT, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     elif kind == "soft":
-        weighted = soft(log_ratio_BT, advantage_BT, positive=soft_positive, negative=soft_negative)
+        weighted = soft(ratio_BT, advantage_BT, positive=soft_positive, negative=soft_negative)
     elif kind == "geometric":
         weighted = geometric(log_ratio_BT, advantage_BT, mask_BT, clip_low=clip_low, clip_high=clip_high)
     elif kind == "plain":
-        weighted = plain(log_ratio_BT, advantage_BT)
+        weighted = plain(ratio_BT, advantage_BT)
     elif kind == "cispo":
-        weighted = cispo(log_ratio_BT, advantage_BT, cap=cap)
+        weighted = cispo(ratio_BT, advantage_BT, cap=cap)
     elif kind == "topr":
-        weighted = topr(log_ratio_BT, advantage_BT)
+        weighted = topr(ratio_BT, advantage_BT)
     elif kind == "gamma":
-        weighted = gamma(log_ratio_BT, advantage_BT, positive=gamma_positive, negative=gamma_negative)
+        weighted = gamma(log_ratio_BT, ratio_BT, advantage_BT, positive=gamma_positive, negative=gamma_negative)
     elif kind == "reinforce":
         weighted = reinforce(advantage_BT)
     else:
@@ -82,11 +89,11 @@ def gradient_weight(
         logprobs_BT = torch.where(mask_BT, policy_logprobs_BT.detach(), 0.0)
         weighted = weighted._replace(surrogate_BT=weighted.surrogate_BT * logprobs_BT)
     # All else is 0 or False with advantage 0 and log ratio 0.
-    return weighted._replace(weight_BT=weighted.weight_BT * mask_BT, clipped_high_BT=weighted.clipped_high_BT & mask_BT)
+    return weighted._replace(clipped_high_BT=weighted.clipped_high_BT & mask_BT)
 
 
 def ppo(
-    log_ratio_BT: Tensor,
+    ratio_BT: Tensor,
     advantage_BT: Tensor,
     *,
     clip_low: float | None,
@@ -101,7 +108,6 @@ def ppo(
     clip_low, clip_high = _clips("ppo", clip_low, clip_high)
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip {dual_clip}: expected above 1, it bounds the ratio from above where A < 0")
-    ratio_BT = log_ratio_BT.exp()
     free_BT = ratio_BT * advantage_BT
     surrogate_BT = torch.minimum(free_BT, ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantage_BT)
     clipped_BT = surrogate_BT < free_BT
@@ -111,7 +117,7 @@ def ppo(
         dual_BT = (advantage_BT < 0) & (ratio_BT > dual_clip)
         surrogate_BT = torch.where(dual_BT, dual_clip * advantage_BT, surrogate_BT)
     return Weighted(
-        weight_BT=ratio_BT * ~(clipped_BT | dual_BT | _at_bound(log_ratio_BT)),
+        weight_BT=_below_bound(ratio_BT) * ~(clipped_BT | dual_BT),
         surrogate_BT=surrogate_BT,
         clipped_low_BT=clipped_BT & ~high_BT,
         clipped_high_BT=high_BT,
@@ -119,7 +125,7 @@ def ppo(
     )
 
 
-def cispo(log_ratio_BT: Tensor, advantage_BT: Tensor, *, cap: float | None) -> Weighted:
+def cispo(ratio_BT: Tensor, advantage_BT: Tensor, *, cap: float | None) -> Weighted:
     """w = min(r, cap) for both signs of the advantage, [B, T] (CISPO, arXiv 2506.13585; ScaleRL, arXiv 2510.13786).
 
     The paper's 1 + eps_high is the cap; its lower bound, which it leaves off, is left out. A capped token keeps its
@@ -127,19 +133,17 @@ def cispo(log_ratio_BT: Tensor, advantage_BT: Tensor, *, cap: float | None) -> W
     """
     if cap is None or cap <= 0:
         raise ValueError(f"cap {cap}: weight 'cispo' needs the largest ratio it lets through, a number above 0")
-    ratio_BT = log_ratio_BT.exp()
     weight_BT = ratio_BT.clamp(max=cap)
     return _unclipped(weight_BT, weight_BT * advantage_BT)._replace(clipped_high_BT=ratio_BT > cap)
 
 
-def soft(log_ratio_BT: Tensor, advantage_BT: Tensor, *, positive: float | None, negative: float | None) -> Weighted:
+def soft(ratio_BT: Tensor, advantage_BT: Tensor, *, positive: float | None, negative: float | None) -> Weighted:
     """w = 4 s (1 - s) r with s = sigmoid(tau (r - 1)), the gradient of (4 / tau) s A; [B, T] (SAPO, arXiv 2511.20347).
 
     tau is `positive` where A > 0 and `negative` elsewhere.
     """
     if positive is None or negative is None or positive <= 0 or negative <= 0:
         raise ValueError(f"soft_positive {positive}, soft_negative {negative}: temperatures, expected above 0")
-    ratio_BT = log_ratio_BT.exp()
     tau_BT = torch.where(advantage_BT > 0, torch.full_like(ratio_BT, positive), negative)
     logit_BT = tau_BT * (ratio_BT - 1)
     gate_BT = torch.sigmoid(logit_BT)
@@ -148,17 +152,18 @@ def soft(log_ratio_BT: Tensor, advantage_BT: Tensor, *, positive: float | None, 
     return _unclipped(weight_BT, 4 / tau_BT * gate_BT * advantage_BT)
 
 
-def topr(log_ratio_BT: Tensor, advantage_BT: Tensor) -> Weighted:
+def topr(ratio_BT: Tensor, advantage_BT: Tensor) -> Weighted:
     """w = 1 where A >= 0 and min(r, 1) where A < 0, [B, T] (TOPR, arXiv 2503.14286).
 
     The paper's r is the ratio of the whole sequence, level sequence_sum; Trinity-RFT takes the token's.
     """
-    weight_BT = torch.where(advantage_BT < 0, log_ratio_BT.clamp(max=0).exp(), 1.0)
+    weight_BT = torch.where(advantage_BT < 0, ratio_BT.clamp(max=1), 1.0)
     return _unclipped(weight_BT, weight_BT * advantage_BT)
 
 
 def gamma(
     log_ratio_BT: Tensor,
+    ratio_BT: Tensor,
     advantage_BT: Tensor,
     *,
     positive: tuple[float, float] | None,
@@ -171,7 +176,7 @@ def gamma(
     """
     if positive is None or negative is None or min(*positive, *negative) <= 0:
         raise ValueError(f"gamma_positive {positive}, gamma_negative {negative}: (k, lambda), expected above 0")
-    one_minus_BT = 1 - log_ratio_BT.exp()
+    one_minus_BT = 1 - ratio_BT
     log_positive_BT = positive[0] * log_ratio_BT + positive[1] * one_minus_BT
     log_negative_BT = negative[0] * log_ratio_BT + negative[1] * one_minus_BT
     weight_BT = torch.where(advantage_BT < 0, log_negative_BT, log_positive_BT).exp()
@@ -196,10 +201,9 @@ def geometric(
     return weighted._replace(clipped_low_BT=clipped_BT & ~high_BT, clipped_high_BT=high_BT)
 
 
-def plain(log_ratio_BT: Tensor, advantage_BT: Tensor) -> Weighted:
+def plain(ratio_BT: Tensor, advantage_BT: Tensor) -> Weighted:
     """w = r, [B, T]: importance sampling as it is."""
-    ratio_BT = log_ratio_BT.exp()
-    return _unclipped(ratio_BT * ~_at_bound(log_ratio_BT), ratio_BT * advantage_BT)
+    return _unclipped(_below_bound(ratio_BT), ratio_BT * advantage_BT)
 
 
 def reinforce(advantage_BT: Tensor) -> Weighted:
@@ -207,9 +211,11 @@ def reinforce(advantage_BT: Tensor) -> Weighted:
     return _unclipped(torch.ones_like(advantage_BT), advantage_BT)
 
 
-def _at_bound(log_ratio_BT: Tensor) -> Tensor:
-    """Where exp of the clamped log ratio is flat, above: a weight of exp(20) would drown all other tokens."""
-    return log_ratio_BT >= LOG_RATIO_BOUND
+def _below_bound(ratio_BT: Tensor) -> Tensor:
+    """The ratio, and 0 where it is flat, at its upper bound: a weight of exp(20) would drown all other tokens."""
+    if float(ratio_BT.amax()) < RATIO_BOUND:
+        return ratio_BT
+    return torch.where(ratio_BT < RATIO_BOUND, ratio_BT, 0.0)
 
 
 def _unclipped(weight_BT: Tensor, surrogate_BT: Tensor) -> Weighted:

@@ -63,7 +63,7 @@ class Guard:
         num_tokens = first.total("watched")
         if num_tokens < MIN_TOKENS:
             return
-        if first.total("watched_exact") == num_tokens:
+        if first.total("watched_abs_log") == 0:
             raise CorrectionError(
                 f"log(policy / behavior) is exactly 0 on all {num_tokens:.0f} tokens that older weights sampled: the "
                 f"behavior logprobs are the learner's own, recomputed, and every correction of staleness is off"

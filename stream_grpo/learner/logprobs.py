@@ -26,9 +26,8 @@ def token_logprobs(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float)
     return pad(chosen_BT - logits_BTV.logsumexp(-1), (1, 0))
 
 
-@torch.no_grad()
 def token_entropy(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float) -> Tensor:
-    """Entropy in nats of the distribution each token is drawn from, [B, T], detached."""
+    """Entropy in nats of the distribution each token is drawn from, [B, T]."""
     _check(logits_BTV, token_ids_BT, temperature)
     # Some sequences at a time: a metric must not be what memory runs out on.
     num_rows = max(1, _CHUNK_ELEMENTS // logits_BTV[0].numel())
@@ -39,8 +38,8 @@ def token_entropy(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float) 
 
 def _entropy(logits_BTV: Tensor) -> Tensor:
     log_p_BTV = logits_BTV.log_softmax(-1)
-    # A logit of -inf has p = 0 and log p = -inf; its part of the entropy is 0.
-    return -torch.where(log_p_BTV.isneginf(), 0.0, log_p_BTV.exp() * log_p_BTV).sum(-1)
+    # A logit of -inf has p = 0 and log p = -inf; its part of the entropy, and of its gradient, is 0.
+    return -(log_p_BTV.exp() * log_p_BTV.masked_fill(log_p_BTV.isneginf(), 0.0)).sum(-1)
 
 
 def _check(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float) -> None:

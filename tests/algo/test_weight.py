@@ -183,12 +183,12 @@ def test_a_log_ratio_at_its_bound_has_no_gradient(kind: WeightKind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_stands_under_the_mask_changes_nothing(kind: WeightKind) -> None:
-    # Log ratios are 0 there, all else is NaN: the two trained tokens get what they get alone, the others 0.
+    # Log ratios and advantages are 0 there, logprobs NaN: the two trained tokens get what they get alone, the others 0.
     mask = torch.tensor([[True, False, True, False]])
     nan = torch.nan
     logs = torch.tensor([[0.2, 0.0, -0.6, 0.0]], dtype=torch.float64, requires_grad=True)
     logprobs = torch.tensor([[-0.5, nan, -1.5, nan]], dtype=torch.float64, requires_grad=True)
-    advantage = torch.tensor([[1.0, nan, 1.0, nan]], dtype=torch.float64)
+    advantage = torch.tensor([[1.0, 0.0, 1.0, 0.0]], dtype=torch.float64)
     got = gradient_weight(kind, logs, advantage, mask, policy_logprobs_BT=logprobs, **SETTINGS[kind])
     kept = torch.tensor([[True, True]])
     alone = gradient_weight(
@@ -202,7 +202,7 @@ def test_what_stands_under_the_mask_changes_nothing(kind: WeightKind) -> None:
     for tensor, expected in zip(got, alone, strict=True):
         assert not tensor.requires_grad
         assert tensor[mask].tolist() == expected[0].tolist()
-        assert tensor[~mask].tolist() == [0, 0]
+    assert all(tensor[~mask].tolist() == [0, 0] for tensor in (got.weight_BT * advantage, *got[1:]))
 
 
 def test_where_the_bounds_act() -> None:
@@ -232,12 +232,12 @@ def test_nan_under_the_mask_does_not_reach_the_loss() -> None:
     # Report C10: the ratio is 1, so the loss over the one trained token is -A = -1 and its gradient -A.
     logp = torch.tensor([[0.0, 0.0]], dtype=torch.float64, requires_grad=True)
     sampler = torch.tensor([[0.0, torch.nan]], dtype=torch.float64)
-    advantage = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
+    advantage = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     mask = torch.tensor([[True, False]])
     update = log_ratio("token", logp, sampler, mask).log_ratio_BT
     got = gradient_weight("ppo", update, advantage, mask, clip_low=LOW, clip_high=HIGH)
     assert -float(got.surrogate_BT.sum() / mask.sum()) == -1.0
-    linear = -(got.weight_BT * torch.where(mask, advantage, 0.0) * torch.where(mask, logp, 0.0)).sum() / mask.sum()
+    linear = -(got.weight_BT * advantage * torch.where(mask, logp, 0.0)).sum() / mask.sum()
     linear.backward()
     assert logp.grad is not None
     assert logp.grad.tolist() == [[-1.0, 0.0]]
