@@ -136,6 +136,40 @@ def diff(
 
 
 @app.command()
+def verify(
+    file: Annotated[
+        Path | None, typer.Argument(help="Rows of JSONL: gold, response, optionally verifier.", show_default=False)
+    ] = None,
+    gold: Annotated[str | None, typer.Option(help="With --response: one pair instead of a file.")] = None,
+    response: Annotated[str | None, typer.Option(help="What a model answered.")] = None,
+    verifier: Annotated[str, typer.Option(help="For rows that name none; your own: python:module.function.")] = "math",
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    limit_s: Annotated[float, typer.Option(min=0.001, help="Seconds for one response.")] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row, in their order.")] = False,
+) -> None:
+    """Score responses against golds, and say why: the decision of a verifier with its evidence."""
+    with _errors(Console(stderr=as_json)):
+        from stream_grpo.rewards import verify as by_hand
+        from stream_grpo.rewards.limits import Limits
+        from stream_grpo.rewards.messages import result_to_plain
+
+        if {file is None} != {gold is not None, response is not None}:
+            raise ConfigError("name a file of rows, or one pair with --gold and --response; not both")
+        if file is not None:
+            pairs = by_hand.read_pairs(file, verifier)
+        else:
+            pairs = iter([by_hand.make_pair(gold or "", response or "", verifier)])
+        results = by_hand.verify(
+            pairs, num_workers=workers, limits=Limits(wall_s=limit_s), preload=[verifier] if file else []
+        )
+        for number, found in enumerate(results, 1):
+            if as_json:
+                print(json.dumps(result_to_plain(found)))
+            else:
+                print(f"{number:>5}  {found.decision:9}  {found.verifier} {found.verifier_version}  {found.evidence}")
+
+
+@app.command()
 def presets(
     name: Annotated[str | None, typer.Argument(help="Show this one, as TOML for [algo].", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

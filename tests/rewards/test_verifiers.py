@@ -1,5 +1,8 @@
 """Tests of the verifiers and of how they are run."""
 
+import pickle
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,7 +125,7 @@ def test_a_response_that_the_engine_did_not_end_has_no_reward(end_reason: EndRea
 
 
 def test_an_unknown_verifier_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ConfigError, match="'exakt'; known: crash, exact"):
+    with pytest.raises(ConfigError, match=r"'exakt'; known: choice, .*crash, exact"):
         Scorer(["exakt", "crash"], WITH_CRASH)
 
 
@@ -136,3 +139,30 @@ def test_the_rewards_version_names_every_verifier_once_in_order() -> None:
     assert rewards_version(["exact", "crash", "exact"], WITH_CRASH) == "crash=7,exact=1"
     with pytest.raises(ConfigError):
         rewards_version(["exakt"])
+
+
+def test_the_registry_loads_no_library_of_a_verifier_before_its_first_check() -> None:
+    heavy = ("sympy", "math_verify", "latex2sympy2_extended", "reasoning_gym", "jsonschema", "torch")
+    code = (
+        "import sys; from stream_grpo.rewards.verifiers import VERIFIERS\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert output.stdout.strip() == "[]"
+
+
+def test_every_verifier_of_the_registry_gives_results_of_its_own_name_and_version() -> None:
+    problems = {
+        "choice": FakeProblem(answer="B"),
+        "exact": FakeProblem(),
+        "json_schema": FakeProblem(answer="true"),
+        "math": FakeProblem(),
+        "reasoning_gym": FakeProblem(extra={"metadata": {"source_dataset": "leg_counting"}}),
+        "regex": FakeProblem(),
+    }
+    assert problems.keys() <= VERIFIERS.keys()
+    for name, problem in problems.items():
+        verifier = pickle.loads(pickle.dumps(VERIFIERS[name]))  # as a worker process gets it
+        result = verifier.check("{", problem, False)
+        assert (result.decision, result.reward) == (Decision.FAIL, 0.0)
+        assert (result.verifier, result.verifier_version) == (name, VERIFIERS[name].version)
