@@ -1,10 +1,10 @@
 """What the maths of a loss costs: time in `torch.exp`s and memory in tensors, for every preset.
 
-[256, 4096] tokens in float32 on one thread. Time is forward and backward of `policy_loss` with its statistics, best of
-several, over the best `torch.exp` of such a tensor in the same run; the two take turns. Memory is the peak of what
-torch has allocated beyond the inputs during one forward and backward (its profiler's record of every allocation and
-release), in tensors of that size: the gradient of the logprobs is one of them. m2po's bound is made once per batch
-and is reported apart.
+[256, 4096] tokens in float32 on one thread. Time is processor time of forward and backward of `policy_loss` with its
+statistics, best of several, over that of `torch.exp` of such a tensor in the same run; the two take turns. Memory is
+the peak of what torch has allocated beyond the inputs during one forward and backward (its profiler's record of every
+allocation and release), in tensors of that size: the gradient of the logprobs is one of them. m2po's bound is made
+once per batch and is reported apart.
 """
 
 from __future__ import annotations
@@ -96,9 +96,8 @@ def work_of(recipe: Recipe, inputs: LossInputs) -> Callable[[], None]:
 @torch.no_grad()
 def bound_of(recipe: Recipe, inputs: LossInputs) -> float:
     """m2po's bound as a learner step makes it, over all tokens that have moved outward."""
-    log_R_BT = log_ratio(
-        "token", inputs.policy_logprobs_BT, inputs.behavior_logprobs_BT, inputs.mask_BT
-    ).log_ratio_BT  # fmt: skip
+    R = log_ratio("token", inputs.policy_logprobs_BT, inputs.behavior_logprobs_BT, inputs.mask_BT)
+    log_R_BT = R.log_ratio_BT
     moved = log_R_BT[inputs.mask_BT & outward(log_R_BT, inputs.advantage_BT)]
     return float(second_moment_bound(moved, tau=given(recipe.mask_second_moment)))
 
@@ -113,7 +112,7 @@ def exps(work: Callable[[], object], repeats: int) -> float:
 
     turns = [(seconds(work), seconds(many_exps)) for _ in range(repeats)]
     works, units = zip(*turns, strict=True)
-    return min(works) / min(units) * NUM_EXPS
+    return float(min(works) / min(units) * NUM_EXPS)
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -128,7 +127,7 @@ def tensors(work: Callable[[], None]) -> float:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         work()
     held = peak = 0
-    events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = recorded.profiler.kineto_results.events()
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         held += event.nbytes()
         peak = max(peak, held)

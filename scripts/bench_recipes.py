@@ -168,13 +168,19 @@ def report(results: Results, path: Path | None, *, as_json: bool) -> None:
 
 
 def known_cells(results: Results) -> tuple[list[Cell], bool]:
-    """The cells of all stages that are known by now, each once, and whether the default is decided."""
-    cells: list[Cell] = []
-    for stage in STAGES:
-        cells += cells_of(stage, results)
-        if results.missing(cells):
-            return list(dict.fromkeys(cells)), stage == "long"
-    return list(dict.fromkeys(cells)), True
+    """The cells of all stages that are known by now, and whether the default is decided.
+
+    What was chosen by the screen is judged by the other seeds alone: the best of many is best partly by luck.
+    """
+    screen = cells_of("screen", results)
+    if results.missing(screen):
+        return screen, False
+    seeds = cells_of("seeds", results)
+    chosen = {cell.preset for cell in seeds}
+    cells = [cell for cell in screen if cell.preset not in chosen] + seeds
+    if results.missing(seeds):
+        return cells, False
+    return cells + cells_of("long", results), True
 
 
 if __name__ == "__main__":

@@ -40,7 +40,12 @@ def load_run(run_dir: Path, overrides: Iterable[str] = ()) -> Config:
     run = tree.setdefault("run", {})
     if isinstance(run, dict):  # anything else is refused below
         run.update(name=run_dir.name, root=str(run_dir.parent))
-    return parse(tree, source=str(path))
+    try:
+        return parse(tree, source=str(path))
+    except ConfigError as error:
+        if overrides:
+            raise
+        raise ConfigError(f"{error}\nanother version of stream-grpo wrote this; begin a new run") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@
     |-- EvaluationError     an evaluation is not what was asked for: several versions, missing or foreign samples
     |-- RewardError         responses cannot be scored: too many errors in a row, or no worker that starts
     |-- SandboxError        a program cannot be run as promised; never the program's own failure
+    |-- CorrectionError     a correction of staleness is asked for and cannot act
     |-- CheckpointError     a checkpoint is incomplete or not of this run
     `-- StallError          a wait reached its deadline; the message names who was waited for
 

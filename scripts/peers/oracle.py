@@ -60,8 +60,6 @@ class _Row:
         self.update = [a - b for a, b in zip(policy, proximal, strict=True)]
         self.staleness = [a - b for a, b in zip(proximal, behavior, strict=True)]
         self.total = [a - b for a, b in zip(policy, behavior, strict=True)]
-        if recipe.proximal == "behavior":
-            self.update, self.staleness = self.total, [0.0] * len(self.columns)
         self.kept = _keep(recipe, self)
 
     def tokens(self) -> list[Token]:

@@ -21,6 +21,8 @@ def recipe(**choices: object) -> Recipe:
     base: dict[str, object] = {"ratio_to": "proximal", "proximal": "recomputed", "baseline": "none"}
     if choices.get("weight", "ppo") == "ppo":
         base |= {"clip_low": 0.2, "clip_high": 0.2}
+    if choices.get("ratio_to") == "behavior" and "correction" not in choices:
+        base["proximal"] = "behavior"  # nothing reads another one
     return Recipe.model_validate(base | choices)
 
 

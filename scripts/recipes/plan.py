@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 NUM_STEPS, NUM_LONG_STEPS = 40, 200
 SCREEN_LAG, LONG_LAG = 16, 64
-LAGS, SEEDS = (0, 4, 16), (0, 1, 2)
+SCREEN_SEED, LAGS, SEEDS = 0, (0, 4, 16), (1, 2, 3)
 NUM_BEST, NUM_LONG = 6, 3
 ALWAYS = ("grpo", "decoupled")
 """Presets that are measured with the best of the screen, whatever the screen says of them."""
@@ -62,7 +62,7 @@ def check_age(cell: Cell, mean_age: float) -> None:
 
 def screen(presets: Iterable[str]) -> list[Cell]:
     """Every preset once, at one lag."""
-    return [Cell(preset, SCREEN_LAG, 0, NUM_STEPS) for preset in presets]
+    return [Cell(preset, SCREEN_LAG, SCREEN_SEED, NUM_STEPS) for preset in presets]
 
 
 def seeds(best: Sequence[str]) -> list[Cell]:

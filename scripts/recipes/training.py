@@ -27,6 +27,7 @@ from stream_grpo.learner.forward import Distribution
 from stream_grpo.learner.guard import Guard
 from stream_grpo.learner.train_step import TrainStep
 from stream_grpo.rewards.score import Scorer
+from stream_grpo.rewards.scoring import Scoring
 from stream_grpo.rewards.verifiers import VERIFIERS
 from stream_grpo.rundir import read_problems
 from stream_grpo.sampler.engines import make_engine
@@ -46,6 +47,7 @@ class Bench:
 
     def __init__(self, config: Config) -> None:
         self._engine, self._prompts, self._scorer = make_engine(config), Prompts(config), Scorer(VERIFIERS)
+        self._scoring = Scoring(config.rewards)
         self._problems, heldout = read_problems(config, self._prompts, say=lambda text: None)
         self._heldout = heldout.during
         self._before: dict[int, list[ProblemScore]] = {}
@@ -100,7 +102,7 @@ class Bench:
             self._heldout,
             self._prompts.token_ids,
             self._prompts.decode,
-            self._scorer,
+            self._scoring,
             num_samples=config.evaluation.interval_samples,
             seed=config.run.seed,
             max_new_tokens=config.sampler.max_new_tokens,

@@ -13,7 +13,6 @@ from torch import Tensor
 from stream_grpo.algo.shapes import require_rank, require_same_shape
 
 Correction = Literal["none", "truncated", "masked", "both"]
-WeightPair = Literal["policy/proximal", "policy/behavior"]
 
 
 def behavior_weight(
@@ -39,15 +38,6 @@ def behavior_weight(
     if kind == "both":
         return rho_BT.clamp(max=_high(high)) * (mask_BT & (rho_BT >= _low(low)))
     raise ValueError(f"correction {kind!r}: expected none, truncated, masked or both")
-
-
-def check_no_double_counting(weight_pair: WeightPair, correction: Correction) -> None:
-    """Raise ValueError if a correction would multiply a weight that already holds proximal / behavior."""
-    if weight_pair == "policy/behavior" and correction != "none":
-        raise ValueError(
-            f"correction {correction!r} with a weight on policy / behavior: that weight already holds proximal /"
-            " behavior, and it would be counted twice; expected correction 'none', or a weight on policy / proximal"
-        )
 
 
 def _high(high: float | None) -> float:

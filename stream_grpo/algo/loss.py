@@ -22,7 +22,7 @@ from stream_grpo.algo.shapes import require_rank, require_same_shape
 from stream_grpo.algo.statistics import Measured, Ratio, Statistics, gather, measure
 from stream_grpo.algo.weight import Weighted, gradient_weight
 
-CHUNK_TOKENS = 1 << 16
+CHUNK_TOKENS = 1 << 17
 """Weights are made for so many tokens at a time: intermediate tensors stay small and in the cache."""
 IMPOSSIBLE = -1e8
 """Stands for a logprob of -inf where it is subtracted: far beyond every bound, and no NaN comes of it."""

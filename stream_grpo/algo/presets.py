@@ -1,6 +1,7 @@
 """The named recipes: each a frozen row of choices, with where it comes from and what it trades. Data only, no torch.
 
-Settings are the paper's or, where the paper leaves them open, those of its authors' code.
+The idea is the source's, and the numbers are where `trades` does not say otherwise. None has a KL term or a length
+penalty, whatever its source has: both are choices to add.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "rloo": Preset(
             _row(**_on_behavior, weight="ppo", clip_low=0.2, clip_high=0.28),
             "2402.14740",
-            "Unbiased for every number of valid rollouts, no spread. More variance between batches than grpo, since "
-            "problems of middling difficulty weigh most.",
+            "Unbiased for every number of valid rollouts, no spread; with a clip per token, which the paper has not. "
+            "More variance between batches than grpo, since problems of middling difficulty weigh most.",
         ),
         "reinforce": Preset(
             _row(baseline="running_mean", baseline_decay=0.9, ratio_to="behavior", weight="plain"),
@@ -104,8 +105,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "gspo_token": Preset(
             _gspo,
             "2507.18071",
-            "gspo written token by token: the same row, value and gradient while all tokens of an answer share one "
-            "advantage, and the one to take where they do not (KL in the advantage).",
+            "Another name of gspo: written token by token it is the same row, with room for advantages that differ "
+            "within an answer.",
         ),
         "gmpo": Preset(
             _row(
@@ -145,7 +146,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "decoupled": Preset(
             _decoupled,
             "2110.00641, 2505.24298",
-            "The clip bounds the update alone, staleness is a weight that is cut at 2: the usual choice at ages of 1 "
+            "The clip bounds the update alone (and acts only with several updates a step), staleness is a weight that "
+            "is cut at 2; leave-one-out and the wider bound are choices of this project. The usual choice at ages of 1 "
             "to 8. Beyond that the cut weight is a bias that grows.",
         ),
         "a3po": Preset(
@@ -194,8 +196,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "geo_mask": Preset(
             _row(_update, **_TRUNCATED, mask_sequence=(0.97, 1.03)),
             "SkyRL, off_policy_correction",
-            "Drops sequences whose mean ratio has left 1, by a measure that does not punish length. The band here is "
-            "wide enough to admit some steps of age.",
+            "Drops sequences whose mean ratio has left 1, by a measure that does not punish length. The band is wider "
+            "than its source's, to admit some steps of age; it is a guess.",
         ),
         "m2po": Preset(
             _row(
@@ -228,6 +230,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 weight="soft",
                 soft_positive=1.0,
                 soft_negative=1.05,
+                aggregation="sequences",
             ),
             "2511.20347",
             "The clip as a smooth gate, a little tighter for negative advantages: no cliff, and no hard bound either.",
@@ -262,11 +265,11 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 ess_base=1.0,
             ),
             "2602.17616",
-            "No clip; the step shrinks with the effective sample size, so that a batch of few effective answers moves "
-            "little. Slow where lengths make that size small.",
+            "No clip, and not the baseline of the paper; the step shrinks with the effective sample size, so that a "
+            "batch of few effective answers moves little. Slow where lengths make that size small.",
         ),
         "max_rl": Preset(
-            _row(baseline="group_mean", scale="group_mean", scale_floor=0.05, **_CLIPPED),
+            _row(baseline="group_mean", scale="group_mean", scale_floor=0.001, **_CLIPPED),
             "2602.02710",
             "Divides by the success rate, which is the gradient of its logarithm: hard problems weigh most, and with "
             "them the noise of rare successes.",

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
 Band = tuple[NotNegative, Positive]
 
 GROUP_BASELINES = frozenset({"group_mean", "leave_one_out", "group_median"})
@@ -59,7 +58,7 @@ class Recipe(BaseModel):
     length_without_signal: bool | None = None
     """Whether the length term acts in groups without signal."""
 
-    ratio_to: Literal["proximal", "behavior"] = "proximal"
+    ratio_to: Literal["proximal", "behavior"] = "behavior"
     """Denominator of the ratio that the weight takes."""
     ratio_level: Literal["token", "sequence_mean", "sequence_sum", "prefix_min"] = "token"
     """Of the ratio that the weight takes: per token, geometric mean or product of the sequence, times the smallest
@@ -119,7 +118,7 @@ class Recipe(BaseModel):
     """Estimator of KL(policy || reference)."""
     kl_place: Literal["loss", "advantage"] | None = None
     """Where it acts."""
-    kl_weight: NotNegative | None = None
+    kl_weight: Positive | None = None
     """Its coefficient; with kl_target the first one."""
     kl_reference: Literal["fixed", "refreshed", "ema", "behavior"] | None = None
     """The start weights, a copy taken every kl_refresh_interval steps, a moving average, or the sampler's logprobs."""
@@ -209,6 +208,10 @@ _READ_BY: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = Mappin
 )
 """For every number that only some choices read: which, in words and as a test."""
 
+_RHO_MASKS = ("mask_ratio", "mask_sequence", "mask_sequence_k3", "mask_veto")
+"""Masks on proximal / behavior."""
+_LEVELS = {("geometric", "reinforce"): "token", ("topr", "gamma"): "sequence_sum"}
+"""The ratio that these weights take."""
 _MAY_BE_ABSENT = frozenset({"dual_clip", "kl_target"})
 
 
@@ -244,6 +247,7 @@ def complaints(recipe: Recipe) -> Iterable[str]:
             f"would be divided by the floor; use a baseline of the group, or a scale of the batch"
         )
     yield from _ratio_complaints(recipe)
+    yield from _unread_complaints(recipe)
     yield from _kl_complaints(recipe)
 
 
@@ -263,18 +267,33 @@ def _ratio_complaints(recipe: Recipe) -> Iterable[str]:
             "ratio_to = proximal with proximal = behavior: say ratio_to = behavior, which is the same ratio under the "
             "name of what it is"
         )
-    for name in ("mask_ratio", "mask_sequence", "mask_sequence_k3", "mask_veto"):
+    for name in _RHO_MASKS:
         if getattr(recipe, name) is not None and recipe.proximal == "behavior":
             yield f"{name} is on proximal / behavior, which proximal = behavior makes 1; use proximal = recomputed"
-    if recipe.ratio_level in ("sequence_mean", "sequence_sum") and recipe.weight == "geometric":
-        yield "weight = geometric takes ratio_level = token: it makes the geometric mean itself"
-    if recipe.weight in ("topr", "gamma") and recipe.ratio_level == "token":
-        yield f"weight = {recipe.weight} is defined on the sequence's ratio; use ratio_level = sequence_sum"
+    for weights, level in _LEVELS.items():
+        if recipe.weight in weights and recipe.ratio_level != level:
+            yield f"ratio_level = {recipe.ratio_level}: weight = {recipe.weight} is defined on the {level}; use {level}"
+
+
+def _unread_complaints(recipe: Recipe) -> Iterable[str]:
+    """Choices that nothing would read, or that would read something else than they say."""
+    proximal_is_read = (
+        recipe.ratio_to == "proximal"
+        or recipe.correction != "none"
+        or any(getattr(recipe, name) is not None for name in _RHO_MASKS)
+    )
+    if recipe.proximal != "behavior" and not proximal_is_read:
+        yield (
+            f"proximal = {recipe.proximal} would do nothing: the weight is on policy / behavior, and no correction or "
+            f"mask reads it; leave it out"
+        )
+    if recipe.learning_rate_scale == "ess" and recipe.correction not in ("none", "truncated"):
+        yield f"learning_rate_scale = ess with correction = {recipe.correction}: use truncated, or none"
+    if recipe.learning_rate_scale == "ess" and recipe.correction_level == "token":
+        yield "learning_rate_scale = ess counts sequences: use correction_level = sequence_sum or sequence_mean"
 
 
 def _kl_complaints(recipe: Recipe) -> Iterable[str]:
-    if recipe.kl_target is not None and recipe.kl_weight == 0:
-        yield f"kl_target = {recipe.kl_target} with kl_weight = 0: a coefficient of 0 cannot be steered; start above 0"
     if recipe.kl == "k1" and recipe.kl_place == "loss":
         yield (
             "kl = k1 with kl_place = loss: the expected gradient of k1 on-policy is 0, so it would do nothing but add "

@@ -33,7 +33,10 @@ class WeightSums:
         )
 
     def effective_share(self) -> float:
-        """(sum w)^2 / (n sum w^2): 1 for equal weights, 1 / n for one that outweighs all, 0 for none at all."""
+        """Effective sample size over n, (sum w)^2 / (n sum w^2) (Kong, 1992).
+
+        1 for equal weights, 1 / n for one that outweighs all, 0 for none at all.
+        """
         if float(self.num_weights) == 0:
             return 0.0
         return float(self.weight_sum / self.weight_square_sum * self.weight_sum / self.num_weights)
@@ -48,11 +51,6 @@ def weight_sums(log_weight: Tensor, mask: Tensor) -> WeightSums:
     kept = log_weight.detach()[mask].double().clamp(-LOG_WEIGHT_BOUND, LOG_WEIGHT_BOUND)
     num_weights = torch.tensor(kept.numel(), dtype=torch.float64, device=kept.device)
     return WeightSums(weight_sum=kept.exp().sum(), weight_square_sum=(2 * kept).exp().sum(), num_weights=num_weights)
-
-
-def effective_sample_share(log_weight: Tensor, mask: Tensor) -> float:
-    """Effective sample size over n, (sum w)^2 / (n sum w^2) (Kong, 1992), of one undivided batch."""
-    return weight_sums(log_weight, mask).effective_share()
 
 
 def learning_rate_scale(share: float, *, base: float = 1.0) -> float:

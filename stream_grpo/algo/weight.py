@@ -128,8 +128,8 @@ def ppo(
 def cispo(ratio_BT: Tensor, advantage_BT: Tensor, *, cap: float | None) -> Weighted:
     """w = min(r, cap) for both signs of the advantage, [B, T] (CISPO, arXiv 2506.13585; ScaleRL, arXiv 2510.13786).
 
-    The paper's 1 + eps_high is the cap; its lower bound, which it leaves off, is left out. A capped token keeps its
-    gradient.
+    The cap is the paper's 1 + eps_high, and what TRL calls epsilon_high; the paper's lower bound, which it leaves off,
+    is left out. A capped token keeps its gradient.
     """
     if cap is None or cap <= 0:
         raise ValueError(f"cap {cap}: weight 'cispo' needs the largest ratio it lets through, a number above 0")

@@ -60,8 +60,10 @@ class LearnerEngine:
         torch.set_num_threads(learner.num_threads)
         self._owns_process_group = _join_process_group()
         self._module = _load_model(model_dir, dtype)
-        self._reference = _reference(self._module, recipe)
+        self._reference = _reference(self._module, recipe)  # while every parameter is whole
         self._engine = _deepspeed_engine(self._module, learner, dtype)
+        if self._reference is not None:
+            self._reference.to(self.device)
         model_config: Any = self._module.config
         self.vocab_size = int(model_config.get_text_config().vocab_size)
         """Width of the logits: token ids are below it."""

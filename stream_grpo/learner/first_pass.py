@@ -79,7 +79,7 @@ def first_pass(model: Model, recipe: Recipe, batch: TrainBatch, *, num_updates: 
             terms[id(microbatch)] = torch.where(tensors.regularized_B(recipe).unsqueeze(1), term_BK, 0.0)
         if recipe.mask_second_moment is not None:
             log_R_BK = log_ratio("token", logprobs_BK, tensors.behavior_BK, tensors.mask_BK).log_ratio_BT
-            advantage_BK = tensors.advantage_B.unsqueeze(1).expand_as(log_R_BK)
+            advantage_BK = tensors.advantage_B.unsqueeze(1) + terms.get(id(microbatch), torch.zeros_like(log_R_BK))
             moved.append(log_R_BK[tensors.mask_BK & outward(log_R_BK, advantage_BK)])
         if recipe.learning_rate_scale == "ess":
             weights.append(_sequence_weights(recipe, logprobs_BK, tensors))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -70,9 +71,10 @@ def with_fp32_head(model: Any) -> None:
     (ScaleRL, arXiv 2510.13786).
     """
     head = model.get_output_embeddings()
+    # Bound to the head, so that a copy of the model has a head with weights of its own.
+    head.forward = MethodType(_fp32_forward, head)
 
-    def forward(hidden: Tensor) -> Tensor:
-        bias = None if head.bias is None else head.bias.float()
-        return linear(hidden.float(), head.weight.float(), bias)
 
-    head.forward = forward
+def _fp32_forward(head: Any, hidden: Tensor) -> Tensor:
+    bias = None if head.bias is None else head.bias.float()
+    return linear(hidden.float(), head.weight.float(), bias)

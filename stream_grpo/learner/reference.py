@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stream_grpo.algo.kl import ema_update
+from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.forward import Distribution, logits
 
 FILE = "reference.safetensors"
@@ -33,6 +34,10 @@ class Reference:
             self._model = self._model.float()
         self._kind, self._refresh_interval, self._ema_decay = kind, refresh_interval, ema_decay
 
+    def to(self, device: torch.device) -> None:
+        """Move the weights to where the policy is."""
+        self._model.to(device)
+
     @torch.no_grad()
     def logprobs(self, distribution: Distribution, token_ids_BT: Tensor, num_last: int) -> Tensor:
         """Of the last tokens, [B, num_last]."""
@@ -52,8 +57,13 @@ class Reference:
             save_file(named, directory / FILE)
 
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore what `save` wrote. Raises CheckpointError where it wrote nothing."""
         if self._kind != "fixed":
+            if not (directory / FILE).exists():
+                raise CheckpointError(
+                    f"{directory}: holds no reference weights: kl_reference = {self._kind} can only be set when a run "
+                    f"begins; leave it as it was"
+                )
             saved = load_file(directory / FILE)
             with torch.no_grad():
                 for name, weight in self._model.named_parameters():

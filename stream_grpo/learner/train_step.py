@@ -48,12 +48,18 @@ class TrainStep:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold besides weights and optimizer; plain values."""
-        return {"step": self.step, "baseline": self.advantages.baseline, "kl_weight": self._kl_weight}
+        baseline = {"kind": self._recipe.baseline, "value": self.advantages.baseline}
+        return {"step": self.step, "baseline": baseline, "kl_weight": self._kl_weight}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken. A coefficient that is not steered is the recipe's of today."""
-        self.step, self.advantages.baseline = int(state["step"]), state["baseline"]
-        if self._recipe.kl_target is not None:
+        """Continue where `state` was taken.
+
+        A baseline of another kind is begun anew; a coefficient that is not steered is the recipe's.
+        """
+        self.step = int(state["step"])
+        if state["baseline"]["kind"] == self._recipe.baseline:
+            self.advantages.baseline = state["baseline"]["value"]
+        if self._recipe.kl_target is not None and state["kl_weight"] > 0:
             self._kl_weight = float(state["kl_weight"])
 
     def run(self, batch: TrainBatch, watch: Callable[[Statistics], None] = lambda first: None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from stream_grpo.errors import ConfigError
 PLAIN: dict[str, Any] = {"ratio_to": "behavior", "weight": "plain"}
 UPDATE: dict[str, Any] = {"ratio_to": "proximal", "proximal": "recomputed", "weight": "plain"}
 TRUNCATED: dict[str, Any] = {"correction": "truncated", "correction_level": "token", "correction_high": 2.0}
+ESS: dict[str, Any] = UPDATE | TRUNCATED | {"learning_rate_scale": "ess", "ess_base": 1.0}
 KL: dict[str, Any] = {"kl_weight": 0.1, "kl_reference": "fixed", "regularize_without_signal": True}
 
 VALUES: dict[str, Any] = {
@@ -110,14 +111,17 @@ def test_a_number_that_is_read_must_be_there(name: str) -> None:
         (PLAIN | {"mask_sequence": (0.5, 2.0)}, "mask_sequence is on proximal / behavior"),
         (PLAIN | {"mask_sequence_k3": 0.1}, "mask_sequence_k3 is on proximal / behavior"),
         (PLAIN | {"mask_veto": (0.5, 2.0)}, "mask_veto is on proximal / behavior"),
+        (ESS | {"correction_level": "token"}, "learning_rate_scale = ess counts sequences"),
+        (ESS | {"correction": "masked", "correction_low": 0.5}, "learning_rate_scale = ess with correction = masked"),
+        (PLAIN | {"proximal": "recomputed"}, "proximal = recomputed would do nothing"),
         (
             PLAIN | {"weight": "geometric", "clip_low": 0.4, "clip_high": 0.4, "ratio_level": "sequence_mean"},
-            "weight = geometric takes ratio_level = token",
+            "weight = geometric is defined on the token",
         ),
-        (PLAIN | {"weight": "topr"}, "weight = topr is defined on the sequence's ratio"),
+        (PLAIN | {"weight": "topr"}, "weight = topr is defined on the sequence_sum"),
         (
             PLAIN | {"weight": "gamma", "gamma_positive": (2.0, 3.0), "gamma_negative": (3.0, 2.0)},
-            "weight = gamma is defined on the sequence's ratio",
+            "weight = gamma is defined on the sequence_sum",
         ),
         (PLAIN | KL | {"kl": "k1", "kl_place": "loss"}, "expected gradient of k1 on-policy is 0"),
         (PLAIN | KL | {"kl": "k2", "kl_place": "advantage"}, "only k1 gives KL's gradient there"),

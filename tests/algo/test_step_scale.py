@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_grpo.algo.step_scale import effective_sample_share, learning_rate_scale, weight_sums
+from stream_grpo.algo.step_scale import learning_rate_scale, weight_sums
 
 NAN = float("nan")
 LOG_WEIGHTS = st.lists(st.tuples(st.floats(-40, 40), st.booleans()), min_size=1, max_size=16)
@@ -25,7 +25,7 @@ def test_the_share_equals_its_slow_loop(rows: list[tuple[float, bool]]) -> None:
     weights = [math.exp(x) for x, kept in rows if kept]
     squares = math.fsum(w * w for w in weights)
     expected = math.fsum(weights) ** 2 / (len(weights) * squares) if weights else 0.0
-    assert effective_sample_share(*tensors(rows)) == pytest.approx(expected, rel=1e-9)
+    assert weight_sums(*tensors(rows)).effective_share() == pytest.approx(expected, rel=1e-9)
 
 
 @given(LOG_WEIGHTS, st.integers(1, 5))
@@ -34,21 +34,21 @@ def test_parts_add_up(rows: list[tuple[float, bool]], size: int) -> None:
     first, *others = (weight_sums(*part) for part in zip(log_weight.split(size), mask.split(size), strict=True))
     for other in others:
         first = first + other
-    assert first.effective_share() == pytest.approx(effective_sample_share(log_weight, mask), rel=1e-12)
+    assert first.effective_share() == pytest.approx(weight_sums(log_weight, mask).effective_share(), rel=1e-12)
 
 
 def test_equal_weights_are_whole_and_one_that_outweighs_all_is_one_in_n() -> None:
     # (1 + 1 + 1 + 1)^2 / (4 x 4) = 1. Weights 3, 1: 16 / (2 x 10) = 0.8.
     every = torch.ones(2, 2, dtype=torch.bool)
-    assert effective_sample_share(torch.full((2, 2), 7.0), every) == pytest.approx(1.0)
-    assert effective_sample_share(torch.tensor([math.log(3), 0.0]), every[0]) == pytest.approx(0.8)
-    assert effective_sample_share(torch.tensor([[250.0, 0.0], [0.0, 0.0]]), every) == pytest.approx(0.25)
+    assert weight_sums(torch.full((2, 2), 7.0), every).effective_share() == pytest.approx(1.0)
+    assert weight_sums(torch.tensor([math.log(3), 0.0]), every[0]).effective_share() == pytest.approx(0.8)
+    assert weight_sums(torch.tensor([[250.0, 0.0], [0.0, 0.0]]), every).effective_share() == pytest.approx(0.25)
 
 
 def test_sums_of_long_sequences_neither_overflow_nor_vanish() -> None:
     every = torch.ones(1000, dtype=torch.bool)
     for log_weight in (-5000.0, -300.0, 300.0, 5000.0):
-        assert effective_sample_share(torch.full((1000,), log_weight), every) == pytest.approx(1.0)
+        assert weight_sums(torch.full((1000,), log_weight), every).effective_share() == pytest.approx(1.0)
 
 
 def test_a_share_carries_no_gradient() -> None:

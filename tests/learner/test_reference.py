@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stream_grpo.learner.forward import Distribution
+from stream_grpo.errors import CheckpointError
+from stream_grpo.learner.forward import Distribution, with_fp32_head
 from stream_grpo.learner.reference import FILE, Reference
 
 IDS = torch.tensor([[1, 0, 2]])
@@ -99,3 +100,33 @@ def test_what_follows_survives_a_checkpoint(kind: Any, settings: dict[str, Any],
     for each in (reference, again):
         each.follow(moved(model, 3.0), 2)
     assert weights(again) == pytest.approx(weights(reference), abs=1e-6)
+
+
+def test_a_copy_of_a_model_with_an_fp32_head_has_a_head_of_its_own() -> None:
+    class WithHead(Table):
+        """Its logits come out of a linear head."""
+
+        def __init__(self) -> None:
+            super().__init__(1.0, torch.bfloat16)
+            self.head = torch.nn.Linear(3, 3, bias=False, dtype=torch.bfloat16)
+            torch.nn.init.eye_(self.head.weight)
+
+        def get_output_embeddings(self) -> torch.nn.Module:
+            return self.head
+
+        def forward(self, input_ids: Tensor, use_cache: bool, logits_to_keep: int) -> Any:
+            return SimpleNamespace(logits=self.head(self.table[input_ids])[:, -logits_to_keep:])
+
+    model = WithHead()
+    with_fp32_head(model)
+    reference = Reference(model, "fixed")
+    before = reference.logprobs(DISTRIBUTION, IDS, 2)
+    with torch.no_grad():
+        model.head.weight.mul_(5)
+    assert before.dtype == torch.float32
+    assert torch.equal(reference.logprobs(DISTRIBUTION, IDS, 2), before)
+
+
+def test_a_checkpoint_without_reference_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="kl_reference = ema can only be set when a run begins"):
+        Reference(Table(1.0), "ema", ema_decay=0.9).load(tmp_path)

@@ -193,7 +193,8 @@ def test_the_coefficient_follows_its_target_and_a_restored_step_goes_on_from_it(
     )
     # Far above the target: an error of at most 0.2, eight sequences of a horizon of 80: 0.1 (1 + 0.2 x 8 / 80).
     assert first["kl_weight"] == 0.1
-    assert step.state() == {"step": 1, "baseline": first["baseline"], "kl_weight": pytest.approx(0.102)}
+    kept = {"kind": "running_mean", "value": first["baseline"]}
+    assert step.state() == {"step": 1, "baseline": kept, "kl_weight": pytest.approx(0.102)}
     # One of four rollouts passes in each group; before the first batch the mean is its own: 0.25.
     assert first["baseline"] == 0.25
     again = step_of(TableModel(VOCAB), steered)
@@ -202,8 +203,12 @@ def test_the_coefficient_follows_its_target_and_a_restored_step_goes_on_from_it(
     fixed = step_of(
         TableModel(VOCAB), Recipe.model_validate(steered.model_dump() | {"kl_target": None, "kl_horizon": None})
     )
-    fixed.restore({"step": 5, "baseline": 0.5, "kl_weight": 9.0})
-    assert fixed.state() == {"step": 5, "baseline": 0.5, "kl_weight": 0.1}
+    kept = {"kind": "running_mean", "value": 0.5}
+    fixed.restore({"step": 5, "baseline": kept, "kl_weight": 9.0})
+    assert fixed.state() == {"step": 5, "baseline": kept, "kl_weight": 0.1}
+    # A baseline of another kind is no start, and neither is the coefficient of a run without KL.
+    again.restore({"step": 5, "baseline": {"kind": "running_quantile", "value": 9.0}, "kl_weight": 0.0})
+    assert again.state() == step.state() | {"step": 5}
 
 
 def test_kl_as_a_part_of_the_advantage(random_groups: Groups) -> None:
