@@ -136,7 +136,7 @@ class Stream(Section):
     stall_timeout_s: float = Field(300.0, gt=0)
     """A wait longer than this ends the run with the name of who was waited for."""
     max_groups_without_signal: int = Field(2000, ge=1)
-    """So many groups in a row without spread end the run with their counts."""
+    """So many groups in a row without spread end the run with their counts, where the recipe needs spread."""
 
 
 class Buffer(Section):
@@ -215,6 +215,40 @@ class Algo(Recipe):
         }
 
 
+class Rewards(Section):
+    """How responses are checked: worker processes with limits, and what a response without a reward means."""
+
+    num_workers: int = Field(1, ge=1)
+    """Worker processes of each sampler, where problems name a verifier that needs them."""
+    time_limit_s: float = Field(10.0, gt=0)
+    """Of one check; a worker over it is killed. The response is wrong if the problem's gold is checked in time."""
+    memory_limit_bytes: int = Field(4 << 30, ge=256 << 20)
+    """Address space of a worker, libraries included."""
+    max_retries: int = Field(1, ge=0)
+    """How often a response is checked again after an error of the verifier; then it is left out of its group."""
+    retry_after_s: float = Field(1.0, ge=0)
+    """How long after."""
+    max_errors_in_row: int = Field(32, ge=1)
+    """So many responses in a row left out for errors end the run with the first of them."""
+    functions: tuple[Annotated[str, Field(pattern=r"^python:[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")], ...] = ()
+    """The user's own verifiers, `python:module.function`: code that rows of the pool may have run. No other is."""
+    function_dir: Path = Path(".")
+    """Where their modules are looked for after the path, relative to the working directory."""
+    code_time_limit_s: float = Field(10.0, gt=0)
+    """Of a program in one test of `code`; a row's `time_limit_s` replaces it."""
+    code_total_s: float = Field(30.0, gt=0)
+    """Of all tests of a program; those that it does not reach count as failed."""
+    code_memory_limit_bytes: int = Field(1 << 30, ge=64 << 20)
+    """Of each process of a program; a row's `memory_limit_bytes` replaces it."""
+    allow_weaker_sandbox: bool = False
+    """Whether `code` runs where this machine cannot isolate a program; only for programs that may be trusted."""
+
+    @property
+    def code_check_s(self) -> float:
+        """Time limit of a check with `code`: its tests, twice where a second run looks for chance."""
+        return 2 * (self.code_total_s + self.code_time_limit_s)
+
+
 class Weights(Section):
     """How new weights reach samplers, and how they are proved."""
 
@@ -277,6 +311,7 @@ class Config(Section):
     buffer: Buffer = Buffer()
     learner: Learner = Learner()
     algo: Algo = Algo()
+    rewards: Rewards = Rewards()
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
     ray: Ray = Ray()
@@ -363,9 +398,20 @@ def _stream_complaints(config: Config) -> Iterable[str]:
             f"stream.groups_per_step = {stream.groups_per_step} is not a multiple of learner.num_ranks = "
             f"{learner.num_ranks}"
         )
+    if stream.sample_deadline_s <= 2 * config.rewards.time_limit_s:
+        yield (
+            f"stream.sample_deadline_s = {stream.sample_deadline_s:g}: a check that runs into rewards.time_limit_s = "
+            f"{config.rewards.time_limit_s:g}, and that of the gold after it, would outlast the ticket; use more than "
+            f"{2 * config.rewards.time_limit_s:g}, or a lower rewards.time_limit_s"
+        )
     if learner.num_ranks > 1:
         yield f"learner.num_ranks = {learner.num_ranks}: the learner runs as one process; use 1"
     num_sequences = stream.groups_per_step * config.sampler.group_size
+    if learner.zero_stage == 3 and config.algo.kl_reference in ("refreshed", "ema"):
+        yield (
+            f"algo.kl_reference = {config.algo.kl_reference} with learner.zero_stage = 3: the reference follows whole "
+            f"weights, which stage 3 cuts up; use zero_stage = 2, or kl_reference = fixed"
+        )
     if config.algo.kl_horizon is not None and config.algo.kl_horizon < num_sequences:
         yield (
             f"algo.kl_horizon = {config.algo.kl_horizon}: below the {num_sequences} sequences of one learner step; the "

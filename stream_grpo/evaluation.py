@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_grpo.errors import EvaluationError
-from stream_grpo.rewards.score import Scorer
+from stream_grpo.rewards.scoring import Scoring
 from stream_grpo.rewards.verifiers import VerifiableProblem
-from stream_grpo.types import Decision, Generation, GenerationRequest, PolicyVersion
+from stream_grpo.types import Decision, Generation, GenerationRequest, PolicyVersion, RewardResult
 
 ALL, HEADLINE = "all", "headline"
 """The two rows of a summary that are no domain."""
@@ -27,6 +27,9 @@ NUM_RESAMPLES = 2000
 """Of every bootstrap."""
 
 INTERVAL_PERCENTILES = (2.5, 97.5)
+
+
+_DRAIN_WAIT_S = 1.0
 
 
 class EvaluatedProblem(VerifiableProblem, Protocol):
@@ -157,7 +160,8 @@ class EvaluationRun(Generic[P]):
     """One evaluation under way: the requests to sample, what came of them so far, and the scores at the end.
 
     The seed of a sample depends on `seed`, problem id and sample number alone: two evaluations of the same problems
-    use the same seeds. Request ids begin with "eval/", which no group's id does.
+    use the same seeds. Request ids begin with "eval/", which no group's id does; an id with the version is that under
+    which a response is scored.
     """
 
     def __init__(
@@ -165,7 +169,7 @@ class EvaluationRun(Generic[P]):
         problems: Sequence[P],
         prompt_ids_of: Callable[[P], Sequence[int]],
         decode: Callable[[Sequence[int]], str],
-        scorer: Scorer,
+        scoring: Scoring,
         *,
         num_samples: int,
         seed: int,
@@ -178,11 +182,12 @@ class EvaluationRun(Generic[P]):
         """
         if len({problem.problem_id for problem in problems}) != len(problems):
             raise ValueError("a problem id occurs twice among the problems to evaluate")
-        self._problems, self._decode, self._scorer = problems, decode, scorer
-        self._seed = seed
+        self._problems, self._decode, self._scoring = problems, decode, scoring
+        self._seed, self._label = seed, "" if version is None else f"@{version}"
         self._versions = set() if version is None else {version}
         self._tallies = [_Tally() for _ in problems]
         self._owners: dict[str, int] = {}
+        self._out: dict[str, int] = {}
         self.requests: list[GenerationRequest] = []
         """All of them, problem by problem."""
         for index, problem in enumerate(problems):
@@ -203,12 +208,17 @@ class EvaluationRun(Generic[P]):
         return self._owners.keys()
 
     @property
+    def is_scored(self) -> bool:
+        """Whether no generation and no score is missing."""
+        return not self._owners and not self._out
+
+    @property
     def num_tokens(self) -> int:
         """Sampled tokens so far."""
         return sum(tally.num_tokens for tally in self._tallies)
 
     def take(self, generation: Generation) -> None:
-        """Score one generation; they may come in any order.
+        """Give one generation out to be scored; they may come in any order.
 
         Raises EvaluationError for one that was not asked for or comes twice, and when more than one policy version
         took part, a kept KV cache of older weights included.
@@ -218,14 +228,34 @@ class EvaluationRun(Generic[P]):
         index = self._owners.pop(generation.request_id)
         _refuse_second_version(generation, self._versions)
         token_ids = generation.token_ids.tolist()
-        result = self._scorer.score(self._problems[index], self._decode(token_ids), generation.end_reason)
-        self._tallies[index].add(result.reward is not None, result.decision is Decision.PASS, len(token_ids))
+        self._tallies[index].num_tokens += len(token_ids)
+        task_id = f"{generation.request_id}{self._label}"
+        self._out[task_id] = index
+        self._scoring.submit(task_id, self._problems[index], self._decode(token_ids), generation.end_reason)
+
+    def take_scores(self, results: Iterable[tuple[str, RewardResult]]) -> list[tuple[str, RewardResult]]:
+        """Count those of this evaluation, and give back the others."""
+        others = []
+        for task_id, result in results:
+            if (index := self._out.pop(task_id, None)) is None:
+                others.append((task_id, result))
+            else:
+                self._tallies[index].add(result.reward is not None, result.decision is Decision.PASS)
+        return others
+
+    def drain(self) -> None:
+        """Wait for the scores that are out, where nobody else uses the scoring."""
+        while self._out:
+            self.take_scores(self._scoring.poll(_DRAIN_WAIT_S))
 
     def scores(self) -> list[ProblemScore]:
-        """One score per problem, in their order. Raises EvaluationError while a generation is missing."""
+        """One score per problem, in their order. Raises EvaluationError while a generation or a score is missing."""
         if self._owners:
             num_missing, first = len(self._owners), next(iter(self._owners))
             raise EvaluationError(f"{num_missing} of {len(self.requests)} generations are missing, first {first!r}")
+        if self._out:
+            num_missing, first = len(self._out), next(iter(self._out))
+            raise EvaluationError(f"{num_missing} of {len(self.requests)} scores are missing, first {first!r}")
         return [tally.score_of(problem) for tally, problem in zip(self._tallies, self._problems, strict=True)]
 
     def summary(self) -> dict[str, dict[str, float | int | None]]:
@@ -239,6 +269,7 @@ def evaluate(
     """Sample and score a whole evaluation on an engine that does nothing else. Raises EvaluationError as `run` does."""
     for generation in generate(run.requests):
         run.take(generation)
+    run.drain()
     return run.scores()
 
 
@@ -251,11 +282,10 @@ class _Tally:
     num_unscored: int = 0
     num_tokens: int = 0
 
-    def add(self, scored: bool, passed: bool, num_tokens: int) -> None:
+    def add(self, scored: bool, passed: bool) -> None:
         self.num_scored += scored
         self.num_unscored += not scored
         self.num_passed += scored and passed
-        self.num_tokens += num_tokens
 
     def score_of(self, problem: EvaluatedProblem) -> ProblemScore:
         return ProblemScore(

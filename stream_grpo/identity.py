@@ -53,6 +53,7 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
             "max_restarts",
         }
     ),
+    "rewards": frozenset({"num_workers", "max_retries", "retry_after_s", "max_errors_in_row", "function_dir"}),
     "weights": None,
     "evaluation": None,
     "ray": None,
@@ -100,7 +101,7 @@ def identity(
         "policies": _policies(config.algo),
         "reduction": _reduction(config.algo),
         "samples": _samples(config.algo),
-        "rewards": dict(verifiers),
+        "verifiers": dict(verifiers),
         "contents": {"pool": pool, "tokenizer": tokenizer, **model_sha256},
     }
 

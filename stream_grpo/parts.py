@@ -24,7 +24,7 @@ from stream_grpo.types import PolicyVersion
 
 if TYPE_CHECKING:  # each builder imports what its part needs
     from stream_grpo.evaluation import EvaluationRun
-    from stream_grpo.rewards.score import Scorer
+    from stream_grpo.rewards.scoring import Scoring
     from stream_grpo.sampler.generation import Engine
     from stream_grpo.sampler.heldout import HeldoutEvaluation
     from stream_grpo.sampler.prompts import Prompts
@@ -97,15 +97,18 @@ def sampler_names(config: Config) -> list[str]:
 def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str) -> Part:
     """A sampler with its vLLM engine; `curator` and `buffer` are addresses."""
     from curator.client import Curator
-    from stream_grpo.rewards.score import Scorer
-    from stream_grpo.rewards.verifiers import VERIFIERS
+    from stream_grpo.metrics import MetricsLog
+    from stream_grpo.rewards.scoring import Scoring
+    from stream_grpo.sampler.alarms import Alarms
     from stream_grpo.sampler.engines import make_engine
     from stream_grpo.sampler.process import SamplerProcess
     from stream_grpo.sampler.prompts import Prompts
     from stream_grpo.transport.channels import SamplerChannel
     from stream_grpo.weights.subscriber import Subscriber
 
-    engine, prompts, scorer = make_engine(config), Prompts(config), Scorer(VERIFIERS)
+    scoring = Scoring(config.rewards, expected_verifiers(config, sampler_id))  # workers load while the engine does
+    engine, prompts = make_engine(config), Prompts(config)
+    metrics = MetricsLog(config.run_dir, sampler_id)
     channel = SamplerChannel(Client(buffer, name=sampler_id, peer="buffer"), sampler_id)
     return SamplerProcess(
         config,
@@ -115,29 +118,46 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str) ->
         Curator(curator, name=sampler_id),
         Subscriber(config.run_dir / "weights"),
         prompts,
-        scorer,
-        heldout_evaluation(config, sampler_id, engine, channel, prompts, scorer),
+        scoring,
+        heldout_evaluation(config, sampler_id, engine, channel, prompts, scoring),
+        Alarms(
+            lambda message: metrics.write("warning", {"message": message}),
+            max_new_tokens=config.sampler.max_new_tokens,
+            time_limit_s=config.rewards.time_limit_s,
+        ),
     )
 
 
+def expected_verifiers(config: Config, sampler_id: str) -> set[str]:
+    """The verifiers that the problems of a sampler name: those of the pool, and of what the first one evaluates."""
+    identity = json.loads((config.run_dir / MANIFEST_FILE).read_text())["identities"][-1]["identity"]
+    return {*identity["verifiers"], *(problem.verifier for problem in interval_problems(config, sampler_id))}
+
+
+def interval_problems(config: Config, sampler_id: str) -> list[Problem]:
+    """The problems that a sampler evaluates during training; one that is not the first has none."""
+    if not config.evaluation.interval or sampler_id != sampler_names(config)[0]:
+        return []
+    return heldout_problems(config, INTERVAL_HELDOUT_FILE)[: config.evaluation.interval_problems]
+
+
 def heldout_evaluation(
-    config: Config, sampler_id: str, engine: Engine, channel: SamplerChannel, prompts: Prompts, scorer: Scorer
+    config: Config, sampler_id: str, engine: Engine, channel: SamplerChannel, prompts: Prompts, scoring: Scoring
 ) -> HeldoutEvaluation:
-    """The evaluations during training; a sampler that is not the first does none."""
+    """The evaluations during training."""
     from stream_grpo.evaluation import EvaluationRun
     from stream_grpo.metrics import MetricsLog, MetricsReader
     from stream_grpo.sampler.heldout import HeldoutEvaluation
 
     evaluation = config.evaluation
-    is_first = sampler_id == sampler_names(config)[0]
-    problems = heldout_problems(config, INTERVAL_HELDOUT_FILE)[: evaluation.interval_problems] if is_first else []
+    problems = interval_problems(config, sampler_id)
 
     def begin(version: PolicyVersion) -> EvaluationRun[Problem]:
         return EvaluationRun(
             problems,
             prompts.token_ids,
             prompts.decode,
-            scorer,
+            scoring,
             num_samples=evaluation.interval_samples,
             seed=config.run.seed,
             max_new_tokens=config.sampler.max_new_tokens,
@@ -195,14 +215,13 @@ class Evaluation:
     """Scores one model folder on the held-out problems: an engine of its own, one version, nothing else running."""
 
     def __init__(self, config: Config, problems: Sequence[Problem]) -> None:
-        from stream_grpo.rewards.score import Scorer
+        from stream_grpo.rewards.scoring import Scoring
         from stream_grpo.sampler.engines import make_engine
         from stream_grpo.sampler.prompts import Prompts
 
-        self._config = config
-        self._problems = problems
+        self._config, self._problems = config, problems
+        self._scoring = Scoring(config.rewards, {problem.verifier for problem in problems})
         self._engine, self._prompts = make_engine(config), Prompts(config)
-        self._scorer = Scorer(sorted({problem.verifier for problem in self._problems}))
 
     def run(self, stop: Event) -> Any:
         """The scores, in the order of the problems."""
@@ -213,12 +232,13 @@ class Evaluation:
             self._problems,
             self._prompts.token_ids,
             self._prompts.decode,
-            self._scorer,
+            self._scoring,
             num_samples=self._config.evaluation.num_samples,
             seed=self._config.run.seed,
             max_new_tokens=self._config.sampler.max_new_tokens,
         )
-        return evaluate(run, lambda requests: generate(self._engine, requests))
+        with self._scoring:
+            return evaluate(run, lambda requests: generate(self._engine, requests))
 
     def status(self) -> dict[str, Any]:
         """Nothing to tell before it ends."""

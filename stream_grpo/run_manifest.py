@@ -14,8 +14,7 @@ from stream_grpo.config import Config
 from stream_grpo.config_file import to_toml
 from stream_grpo.files import sha256
 from stream_grpo.identity import entry, identity
-from stream_grpo.rewards.score import Scorer, rewards_version
-from stream_grpo.rewards.verifiers import VERIFIERS
+from stream_grpo.rewards.scoring import check_verifiers, scoring_version, versions
 from stream_grpo.sampler.prompts import Prompts
 from stream_grpo.sampler.rollout import config_hash
 
@@ -37,14 +36,14 @@ RESUMED_KEYS = ("started_at_s", "seed", "config_sha256", "group_config_hash", "p
 
 
 def make_manifest(config: Config, pool: Pool, prompts: Prompts) -> dict[str, Any]:
-    """What makes a run repeatable. Raises ConfigError where a problem names a verifier that there is not."""
+    """What makes a run repeatable. Raises ConfigError where a problem names a verifier that cannot run."""
     pool_fingerprint, model_sha256 = pool.fingerprint(), _model_hashes(config)
     record = identity(
         config,
         model_sha256=model_sha256,
         tokenizer=prompts.fingerprint,
         pool=pool_fingerprint,
-        verifiers=_verifiers(pool),
+        verifiers=_verifiers(config, pool),
     )
     return {
         "started_at_s": time.time(),
@@ -53,7 +52,7 @@ def make_manifest(config: Config, pool: Pool, prompts: Prompts) -> dict[str, Any
         "config_sha256": hashlib.sha256(to_toml(config).encode()).hexdigest(),
         "pool_fingerprint": pool_fingerprint,
         # Every group carries this hash of what its prompts, samples and rewards mean.
-        "group_config_hash": config_hash(config, prompts.fingerprint, rewards_version(VERIFIERS)),
+        "group_config_hash": config_hash(config, prompts.fingerprint, scoring_version(config.rewards)),
         "model_sha256": model_sha256,
         "python": platform.python_version(),
         "libraries": {name: version for name in LIBRARIES if (version := _version(name))},
@@ -79,11 +78,11 @@ def resumed_manifest(earlier: Mapping[str, Any], now: Mapping[str, Any], *, from
     }
 
 
-def _verifiers(pool: Pool) -> dict[str, str]:
+def _verifiers(config: Config, pool: Pool) -> dict[str, str]:
     """The verifiers that problems name, with their versions."""
-    names = sorted({problem.verifier for problem in pool.problems()})
-    Scorer(names)
-    return {name: VERIFIERS[name].version for name in names}
+    names = {problem.verifier for problem in pool.problems()}
+    check_verifiers(names, config.rewards, config.stream.sample_deadline_s)
+    return versions(names, config.rewards)
 
 
 def _model_hashes(config: Config) -> dict[str, str]:

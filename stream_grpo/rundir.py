@@ -21,14 +21,14 @@ from curator.schema import Problem, batch_to_bytes, problems_to_batch
 from stream_grpo.config import Config
 from stream_grpo.config_file import differences, load_run, missing_files, to_toml
 from stream_grpo.errors import ConfigError
-from stream_grpo.files import read_object, write_json
+from stream_grpo.files import read_object, replace_with, write_json
 from stream_grpo.identity import MANIFEST_FILE
 from stream_grpo.identity import differences as identity_differences
 from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_version, read_index
 from stream_grpo.model_folder import model_config, unusable, vocab_size
 from stream_grpo.parts import HELDOUT_FILE, INTERVAL_HELDOUT_FILE
-from stream_grpo.rewards.score import Scorer
+from stream_grpo.rewards.scoring import check_verifiers
 from stream_grpo.run_manifest import make_manifest, resumed_manifest
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
 
@@ -134,7 +134,7 @@ def _take_up(config: Config, say: Callable[[str], None]) -> None:
     after = resumed_manifest(manifest, now, from_step=newest.step if newest else 0)
     _say_what_is_optimised(after["identities"][len(manifest.get("identities", [])) - 1 :], say)
     write_json(config.run_dir / MANIFEST_FILE, after)
-    (config.run_dir / "config.toml").write_text(to_toml(config))
+    replace_with(config.run_dir / "config.toml", to_toml(config).encode())
 
 
 def _say_what_is_optimised(identities: Sequence[dict[str, Any]], say: Callable[[str], None]) -> None:
@@ -165,6 +165,7 @@ def with_absolute_paths(config: Config) -> Config:
             "model": config.model.model_copy(update={"path": config.model.path.resolve()}),
             "pool": config.pool.model_copy(update={"files": absolute(config.pool.files)}),
             "evaluation": config.evaluation.model_copy(update={"files": absolute(config.evaluation.files)}),
+            "rewards": config.rewards.model_copy(update={"function_dir": config.rewards.function_dir.resolve()}),
         }
     )
 
@@ -197,7 +198,7 @@ def read_problems(config: Config, prompts: Prompts, say: Callable[[str], None]) 
 
 
 def read_files(config: Config, files: Sequence[Path], prompts: Prompts, say: Callable[[str], None]) -> list[Problem]:
-    """Problems from files, with a report; unknown verifiers and too many unusable prompts are refused.
+    """Problems from files, with a report; verifiers that cannot run and too many unusable prompts are refused.
 
     Raises ConfigError.
     """
@@ -212,7 +213,7 @@ def read_files(config: Config, files: Sequence[Path], prompts: Prompts, say: Cal
         raise ConfigError(str(error)) from error
     if not report.problems:
         raise ConfigError(f"{_named(files)}: all {report.num_rows} rows are refused:\n" + "\n".join(report.refusals()))
-    Scorer(sorted(report.verifiers))
+    check_verifiers(report.verifiers, config.rewards, config.stream.sample_deadline_s)
     say(f"{_named(files)}: {report.num_rows} rows, {report.num_kept} kept, {report.num_duplicates} duplicates")
     for refusal in report.refusals():
         say(f"  {refusal}")

@@ -72,6 +72,7 @@ def test_a_value_of_another_kind_is_told_in_words_of_the_file() -> None:
         ("learner", "adam_betas", [0.9, 1.0], "less than 1"),
         ("learner", "adam_betas", [-0.1, 0.9], "greater than or equal to 0"),
         ("sampler", "num_samplers", 4097, "less than or equal to 4096"),
+        ("rewards", "functions", ["os.system"], "match pattern"),
         ("run", "seed", 1 << 63, "less than 9223372036854775808"),
         ("pool", "mapping", {"gold": "a"}, "'prompt', 'answer', 'verifier'"),
     ],
@@ -107,6 +108,10 @@ def test_c52_an_unknown_section_is_refused() -> None:
             "no room for a prompt .* at most 1999",
         ),
         ({"sampler": {"group_size": 16, "max_num_seqs": 8}}, "must fit sampler.max_num_seqs = 8"),
+        (
+            {"stream": {"sample_deadline_s": 20.0}, "rewards": {"time_limit_s": 10.0}},
+            "sample_deadline_s = 20: .* use more than 20",
+        ),
         ({"stream": {"publish_interval": 6, "max_policy_age": 4}}, "at most max_policy_age \\+ 1 = 5"),
         ({"sampler": {"top_p": 0.9}}, "smaller support"),
         ({"sampler": {"top_k": 10}}, "smaller support"),

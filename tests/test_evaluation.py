@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stream_grpo.config import Rewards
 from stream_grpo.errors import EvaluationError
 from stream_grpo.evaluation import (
     EvaluationRun,
@@ -22,7 +23,7 @@ from stream_grpo.evaluation import (
     pass_at_k,
     summarize,
 )
-from stream_grpo.rewards.score import Scorer
+from stream_grpo.rewards.scoring import Scoring
 from stream_grpo.types import EndReason, Generation, GenerationRequest, PolicyVersion
 
 VERSION = PolicyVersion(0, 3)
@@ -72,7 +73,7 @@ def begin(problems: Sequence[FakeProblem], **settings: Any) -> EvaluationRun[Fak
         problems,
         prompt_ids_of=lambda problem: [ord(c) for c in problem.problem_id],
         decode=lambda ids: "".join(map(chr, ids)),
-        scorer=Scorer(["exact"]),
+        scoring=Scoring(Rewards()),
         **{"num_samples": 4, "seed": 0, "max_new_tokens": 64, **settings},
     )
 
@@ -266,6 +267,9 @@ def test_an_evaluation_goes_on_one_generation_at_a_time() -> None:
     with pytest.raises(EvaluationError, match="1 of 2 generations are missing, first 'eval/0/0'"):
         evaluation.summary()
     evaluation.take(saying("so #8", first))
+    with pytest.raises(EvaluationError, match="2 of 2 scores are missing, first 'eval/1/0'"):
+        evaluation.summary()
+    evaluation.drain()
     assert (list(evaluation.awaited), evaluation.num_tokens) == ([], 7)
     # a is wrong and b is right: 0 and 1, over both 1/2.
     rates = {name: row["pass_at_1"] for name, row in evaluation.summary().items()}

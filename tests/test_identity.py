@@ -73,7 +73,7 @@ def test_the_record_has_all_that_decides_what_is_optimised() -> None:
     assert {"num_epochs", "num_minibatches", "learning_rate", "adam_betas", "filter_logits"} <= found["learner"].keys()
     assert {"max_policy_age", "publish_interval", "groups_per_step"} <= found["stream"].keys()
     assert found["policies"].keys() == {"behavior", "proximal", "reference"}
-    assert found["rewards"] == {"exact": "1"}
+    assert found["verifiers"] == {"exact": "1"}
     assert found["contents"] == {"pool": "p", "tokenizer": "t", "model.safetensors": "a" * 64}
 
 
@@ -96,6 +96,7 @@ def test_every_setting_is_in_the_record_or_named_as_one_that_is_not() -> None:
         {"learner": {"microbatch_tokens": 77, "zero_stage": 2}},
         {"buffer": {"segment_bytes": 1 << 20}},
         {"evaluation": {"num_samples": 3}},
+        {"rewards": {"num_workers": 3, "max_retries": 0, "function_dir": "elsewhere"}},
     ],
 )
 def test_seeds_places_and_lengths_leave_the_hash_as_it_is(sections: dict[str, Any]) -> None:
@@ -112,6 +113,7 @@ def test_seeds_places_and_lengths_leave_the_hash_as_it_is(sections: dict[str, An
         ({"algo": {"clip_high": 0.3}}, "algo.clip_high"),
         ({"model": {"path": "m", "dtype": "bfloat16"}}, "model.dtype"),
         ({"curator": {"exploration": 0.5}}, "curator.exploration"),
+        ({"rewards": {"time_limit_s": 5.0}}, "rewards.time_limit_s"),
     ],
 )
 def test_a_choice_changes_the_record_by_its_name_and_the_hash(sections: dict[str, Any], name: str) -> None:
@@ -134,7 +136,7 @@ def test_all_presets_have_records_of_their_own() -> None:
 
 
 def test_contents_and_verifiers_count() -> None:
-    assert names(record(), record(verifiers={"exact": "2"})) == ["rewards.exact"]
+    assert names(record(), record(verifiers={"exact": "2"})) == ["verifiers.exact"]
     assert names(record(), record(pool="q")) == ["contents.pool"]
 
 

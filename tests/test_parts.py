@@ -1,13 +1,14 @@
 """How parts are built from a run's folder."""
 
+import json
 from pathlib import Path
 
 from curator.schema import Problem, batch_to_bytes, problems_to_batch
 from stream_grpo.config import Config
 from stream_grpo.config_file import parse
 from stream_grpo.metrics import MetricsLog
-from stream_grpo.parts import INTERVAL_HELDOUT_FILE, heldout_evaluation
-from stream_grpo.rewards.score import Scorer
+from stream_grpo.parts import INTERVAL_HELDOUT_FILE, expected_verifiers, heldout_evaluation
+from stream_grpo.rewards.scoring import Scoring
 from stream_grpo.types import PolicyVersion
 from tests.fakes import FakeEngine
 from tests.sampler.loop import FakePrompts
@@ -26,7 +27,7 @@ def configuration(root: Path, num_problems: int, **evaluation: int) -> Config:
 def num_requests(config: Config, sampler_id: str, step: int) -> int:
     """Requests of the evaluation that weights of this step begin in this sampler."""
     engine = FakeEngine()
-    heldout = heldout_evaluation(config, sampler_id, engine, None, FakePrompts(), Scorer(["exact"]))
+    heldout = heldout_evaluation(config, sampler_id, engine, None, FakePrompts(), Scoring(config.rewards))
     heldout.applied(PolicyVersion(0, step), {})
     return engine.num_unfinished
 
@@ -36,6 +37,14 @@ def test_the_first_sampler_alone_evaluates(tmp_path: Path) -> None:
     assert num_requests(config, "sampler-0", 9) == 0
     assert num_requests(config, "sampler-0", 10) == 3 * 2
     assert num_requests(config, "sampler-1", 10) == 0
+
+
+def test_a_sampler_expects_the_verifiers_of_the_pool_and_the_first_those_of_its_evaluations(tmp_path: Path) -> None:
+    config = configuration(tmp_path, 5, interval=10)
+    identity = {"identities": [{"identity": {"verifiers": {"math": "1"}}}]}
+    (config.run_dir / "manifest.json").write_text(json.dumps(identity))
+    assert expected_verifiers(config, "sampler-0") == {"math", "exact"}
+    assert expected_verifiers(config, "sampler-1") == {"math"}
 
 
 def test_nothing_is_evaluated_without_an_interval_or_problems(tmp_path: Path) -> None:

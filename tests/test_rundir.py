@@ -97,7 +97,7 @@ def test_a_new_run_says_what_it_optimises_before_anything_starts(tmp_path: Path,
     assert only["from_step"] == 0
     assert only["sha256"] == identity_hash(only["identity"])
     assert only["identity"]["algo"]["preset"] == config.algo.preset
-    assert only["identity"]["rewards"] == {"exact": "1"}
+    assert only["identity"]["verifiers"] == {"exact": "1"}
     assert only["identity"]["contents"]["pool"] == manifest["pool_fingerprint"]
     assert only["identity"]["contents"].items() >= manifest["model_sha256"].items()
 
@@ -152,7 +152,7 @@ def test_an_unknown_verifier_is_refused_before_anything_starts(tmp_path: Path, m
     config = configuration(tmp_path, model_dir)
     rows = (tmp_path / "pool.jsonl").read_text().replace('"exact"', '"exakt"')
     (tmp_path / "pool.jsonl").write_text(rows)
-    with pytest.raises(ConfigError, match="no verifier is called 'exakt'; known: exact"):
+    with pytest.raises(ConfigError, match="no verifier is called 'exakt'; known: choice, code, exact"):
         prepare(config, resume=False, say=lambda line: None)
     assert not (tmp_path / "runs").exists()
 

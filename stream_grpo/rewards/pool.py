@@ -18,6 +18,7 @@ from typing import Any
 
 from stream_grpo.errors import RewardError
 from stream_grpo.rewards.board import Board
+from stream_grpo.rewards.code import CodeSettings
 from stream_grpo.rewards.limits import Limits
 from stream_grpo.rewards.messages import NOTHING, UnderWay, row_of
 from stream_grpo.rewards.policy import UnscoredPolicy
@@ -41,10 +42,11 @@ class RewardPool:
         policy: UnscoredPolicy | None = None,
         preload: Iterable[str] = (),
         paths: Sequence[str] | None = None,
+        code: CodeSettings | None = None,
     ) -> None:
         """`preload`: verifiers to load before the first task and once for all children of a worker, so that replacing
         one takes milliseconds; others are loaded by every child that meets them. `paths`: where the user's modules are
-        looked for after everything else; by default the working directory.
+        looked for after everything else; by default the working directory. `code`: how that verifier runs programs.
         """
         if num_workers < 1:
             raise ValueError(f"num_workers is {num_workers}: a pool needs at least 1")
@@ -58,7 +60,7 @@ class RewardPool:
         self._bell.setblocking(False)
         self._ear.setblocking(False)
         names, where = list(preload), [os.getcwd()] if paths is None else list(paths)
-        self._slots = [Slot(self._limits.memory_bytes, names, where) for _ in range(num_workers)]
+        self._slots = [Slot(self._limits.memory_bytes, names, where, code) for _ in range(num_workers)]
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._ear, selectors.EVENT_READ)
         for slot in self._slots:

@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import stream_grpo
 from stream_grpo.rewards.board import Task
+from stream_grpo.rewards.code import CodeSettings
 from stream_grpo.rewards.messages import Progress, UnderWay, decode, encode_batch
 from stream_grpo.rewards.worker import KILL_SIGNAL
 
@@ -46,8 +47,15 @@ class InHand:
 class Slot:
     """One worker process, replaced by `restart` where it does not come back by itself."""
 
-    def __init__(self, memory_bytes: int, preload: Sequence[str], paths: Sequence[str]) -> None:
-        self._options = {"memory_bytes": memory_bytes, "preload": list(preload), "paths": list(paths)}
+    def __init__(
+        self, memory_bytes: int, preload: Sequence[str], paths: Sequence[str], code: CodeSettings | None = None
+    ) -> None:
+        self._options = {
+            "memory_bytes": memory_bytes,
+            "preload": list(preload),
+            "paths": list(paths),
+            "code": asdict(code or CodeSettings()),
+        }
         self.child: int | None = None
         """The process that checks; None while there is none that is ready."""
         self.batch: InHand | None = None

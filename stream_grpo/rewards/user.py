@@ -15,6 +15,7 @@ import hashlib
 import importlib.util
 import inspect
 import math
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,16 +61,21 @@ def load_user_verifier(name: str) -> Verifier:
     return Verifier(name, version, check)
 
 
-def source_version(name: str) -> str:
+def source_version(name: str, paths: Sequence[str] = ()) -> str:
     """The version of `python:module.function` without importing the module: a hash of its source.
 
-    Raises ConfigError where the module is not there.
+    `paths`: where it is looked for after everything else. Raises ConfigError where the module is not there.
     """
     module_name, _ = _parts(name)
+    where = list(sys.path)
+    sys.path.extend(paths)
+    importlib.invalidate_caches()
     try:
         spec = importlib.util.find_spec(module_name)
     except ModuleNotFoundError:
         spec = None
+    finally:
+        sys.path[:] = where
     if spec is None or spec.origin is None:
         raise ConfigError(f"verifier {name!r}: there is no module {module_name!r} on the path or in the working folder")
     return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:12]

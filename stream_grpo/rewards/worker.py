@@ -24,8 +24,10 @@ from importlib import import_module
 from typing import Any
 
 from stream_grpo.errors import ConfigError
+from stream_grpo.rewards.code import CODE, CodeSettings, make_code_verifier
 from stream_grpo.rewards.messages import ProblemRow, Progress, decode_batch, encode, result_to_plain
 from stream_grpo.rewards.result import MAX_EVIDENCE_CHARACTERS, Verifier
+from stream_grpo.rewards.sandbox import Limits
 from stream_grpo.rewards.user import PREFIX, load_user_verifier
 from stream_grpo.types import RewardResult
 
@@ -45,7 +47,7 @@ _SAMPLES = {"math": ("\\cos(x)+1", "\\boxed{1+\\sin(x+\\pi/2)}")}
 
 
 def main() -> None:
-    """Entry of the keeper. Its one argument: JSON of socket, progress, memory_bytes, preload, paths."""
+    """Entry of the keeper. Its one argument: JSON of socket, progress, memory_bytes, preload, paths, code."""
     options = json.loads(sys.argv[1])
     pool = os.getppid()
     os.dup2(2, 1)  # what a verifier prints is no result
@@ -69,7 +71,7 @@ def main() -> None:
 
 def _preload(options: dict[str, Any]) -> dict[str, Verifier]:
     """The verifiers that can be loaded before any fork; a module of the user's that starts threads cannot."""
-    loaded = {}
+    loaded = {CODE: make_code_verifier(_code_settings(options["code"]))}
     for name in options["preload"]:
         with suppress(Exception, SystemExit):  # the child meets the same where it has a task to answer with it
             loaded[name] = load(name)
@@ -78,6 +80,10 @@ def _preload(options: dict[str, Any]) -> dict[str, Verifier]:
         again = json.dumps({**options, "preload": ours})
         os.execv(sys.executable, [sys.executable, "-P", "-m", "stream_grpo.rewards.worker", again])
     return loaded
+
+
+def _code_settings(plain: dict[str, Any]) -> CodeSettings:
+    return CodeSettings(**{**plain, "limits": Limits(**plain["limits"]), "packages": tuple(plain["packages"])})
 
 
 def _keep(child: int, pool: int) -> int:

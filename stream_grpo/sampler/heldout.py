@@ -2,7 +2,8 @@
 
 Every `interval` learner steps, once weights are applied and proved, the requests of an evaluation join those of the
 groups. Until all of them have ended and their tokens are in the buffer's account the weights stay as they are: newer
-ones wait, sampling does not. The requests belong to no group, so that they can become no outcome.
+ones wait, sampling does not. Their scores may come later. The requests belong to no group, so that they can become no
+outcome.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 from stream_grpo.metrics import MetricsLog
 from stream_grpo.sampler.generation import Engine
 from stream_grpo.transport.channels import SamplerChannel
-from stream_grpo.types import Forks, Generation, GenerationRequest, PolicyVersion, policy_age
+from stream_grpo.types import Forks, Generation, GenerationRequest, PolicyVersion, RewardResult, policy_age
 
 
 class Run(Protocol):
@@ -34,10 +35,17 @@ class Run(Protocol):
         """Sampled tokens so far."""
 
     def take(self, generation: Generation) -> None:
-        """Score one generation. Raises EvaluationError for one of another version."""
+        """Give one generation out to be scored. Raises EvaluationError for one of another version."""
+
+    def take_scores(self, results: Iterable[tuple[str, RewardResult]]) -> list[tuple[str, RewardResult]]:
+        """Count those of this evaluation, and give back the others."""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether no generation and no score is missing."""
 
     def summary(self) -> Mapping[str, Any]:
-        """The scores by domain, once no request is awaited."""
+        """The scores by domain, once it is scored."""
 
 
 @dataclass(slots=True)
@@ -50,6 +58,8 @@ class _UnderWay:
     """Weights that wait."""
     newer_since: float | None = None
     is_reported: bool = False
+    pinned_s: float = 0.0
+    """How long weights have waited."""
 
 
 class HeldoutEvaluation:
@@ -73,6 +83,7 @@ class HeldoutEvaluation:
         self._interval, self._num_steps, self._max_policy_age = interval, num_steps, max_policy_age
         self._evaluated, self._timer = list(evaluated), timer
         self._under_way: _UnderWay | None = None
+        self._to_write: list[_UnderWay] = []
         self._has_warned = False
 
     @property
@@ -107,7 +118,7 @@ class HeldoutEvaluation:
             current.newer_since = self._timer() if current.newer_since is None else current.newer_since
 
     def take(self, generations: Iterable[Generation]) -> list[Generation]:
-        """Score those of the evaluation and give back the others. Raises EvaluationError."""
+        """Give those of the evaluation out to be scored, and give back the others. Raises EvaluationError."""
         if (current := self._under_way) is None or current.ended_at is not None:
             return list(generations)
         of_groups = []
@@ -120,8 +131,21 @@ class HeldoutEvaluation:
             current.ended_at = self._timer()
         return of_groups
 
+    def take_scores(self, results: Iterable[tuple[str, RewardResult]]) -> list[tuple[str, RewardResult]]:
+        """Count those of evaluations, and give back the others."""
+        others = list(results)
+        for evaluation in [*self._to_write, *([self._under_way] if self._under_way else [])]:
+            others = evaluation.run.take_scores(others)
+        return others
+
     def turn(self) -> None:
-        """Report the tokens of an evaluation that has ended; once they are durable, write what it found."""
+        """Report the tokens of an evaluation that has ended, free the weights; write what is scored."""
+        self._turn()
+        for evaluation in [evaluation for evaluation in self._to_write if evaluation.run.is_scored]:
+            self._to_write.remove(evaluation)
+            self._write(evaluation)
+
+    def _turn(self) -> None:
         if (current := self._under_way) is None or current.ended_at is None:
             return
         if not current.is_reported:
@@ -129,7 +153,9 @@ class HeldoutEvaluation:
                 self._buffer.report_evaluation(current.version, current.run.num_tokens)
                 current.is_reported = True
         elif not self._buffer.waits_for_evaluation:
-            self._write(current)
+            if current.newer_since is not None:
+                current.pinned_s = self._timer() - current.newer_since
+            self._to_write.append(current)
             self._evaluated.append(current.version)
             self._under_way = None
 
@@ -148,7 +174,7 @@ class HeldoutEvaluation:
             "heldout": current.run.summary(),
             "num_tokens": current.run.num_tokens,
             "seconds": current.ended_at - current.begun_at,
-            "pinned_s": 0.0 if current.newer_since is None else self._timer() - current.newer_since,
+            "pinned_s": current.pinned_s,
         }
         self._metrics.write("evaluation", values)
         num_steps = current.newest.step - current.version.step if current.newest else 0

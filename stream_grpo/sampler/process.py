@@ -1,4 +1,4 @@
-"""The sampler's loop: apply weights, take tickets, sample, score, hand groups over. Knows nothing of Ray."""
+"""The sampler's loop: apply weights, take tickets, sample, give out to be scored, hand groups over. Knows no Ray."""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ from curator.schema import Pick
 from curator.wire import RemoteError
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError
-from stream_grpo.rewards.score import Scorer, rewards_version
-from stream_grpo.rewards.verifiers import VERIFIERS
+from stream_grpo.rewards.scoring import Scoring, scoring_version
+from stream_grpo.sampler.alarms import Alarms
 from stream_grpo.sampler.generation import Engine
 from stream_grpo.sampler.heldout import HeldoutEvaluation
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
-from stream_grpo.sampler.rollout import GroupInProgress, config_hash, group_of, make_requests, refused_group
+from stream_grpo.sampler.rollout import (
+    GroupInProgress,
+    config_hash,
+    group_of,
+    make_requests,
+    refused_group,
+    request_of,
+    task_id_of,
+)
 from stream_grpo.sampler.update import Updater
 from stream_grpo.transport.channels import SamplerChannel
-from stream_grpo.types import Generation, RolloutGroup, Ticket
+from stream_grpo.types import Decision, Generation, RewardResult, RolloutGroup, Ticket
 from stream_grpo.weights.subscriber import Subscriber
 
 _IDLE_WAIT_S = 0.005
@@ -46,22 +54,23 @@ class SamplerProcess:
         curator: Curator,
         subscriber: Subscriber,
         prompts: Prompts,
-        scorer: Scorer,
+        scoring: Scoring,
         heldout: HeldoutEvaluation,
+        alarms: Alarms,
         *,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`clock`: unix seconds; `timer`: seconds for durations."""
         self._config, self._sampler_id = config, sampler_id
-        self._config_hash = config_hash(config, prompts.fingerprint, rewards_version(VERIFIERS))
+        self._config_hash = config_hash(config, prompts.fingerprint, scoring_version(config.rewards))
         self._engine, self._buffer, self._curator = engine, buffer, curator
-        self._subscriber, self._prompts, self._scorer = subscriber, prompts, scorer
-        self._heldout = heldout
+        self._subscriber, self._prompts, self._scoring = subscriber, prompts, scoring
+        self._heldout, self._alarms = heldout, alarms
         self._clock, self._timer = clock, timer
         self._updater = Updater(config, engine, timer)
         self._next_look_at = 0.0
-        # A group's way: ticket, asked of the curator, in progress, finished, handed over.
+        # A group's way: ticket, asked of the curator, in progress (sampled, scored), finished, handed over.
         self._tickets: dict[str, Ticket] = {}
         self._asked: dict[str, list[str]] = {}
         self._groups: dict[str, GroupInProgress] = {}
@@ -79,8 +88,12 @@ class SamplerProcess:
 
         Raises StallError naming who did not answer within `stream.stall_timeout_s`, ProbeError for weights that do not
         give the learner's logprobs, WeightsError for damaged ones, RemoteError where buffer or curator refuse,
-        EvaluationError where an evaluation has samples of two versions.
+        EvaluationError where an evaluation has samples of two versions, RewardError where responses cannot be scored.
         """
+        with self._scoring:
+            self._run(stop)
+
+    def _run(self, stop: threading.Event) -> None:
         self._buffer.hello()
         while not stop.is_set():
             self._update_weights()
@@ -92,6 +105,7 @@ class SamplerProcess:
             self._take_picks()
             self._abort_late_groups()
             self._sample()
+            self._take_scores()
             self._hand_over()
             self._heldout.turn()
         self._wind_down()
@@ -108,6 +122,7 @@ class SamplerProcess:
             "apply_s": updater.apply_s,
             "prove_s": updater.prove_s,
             "score_s": self._score_s,
+            "rewards": self._scoring.status(),
             "num_updates": updater.num_updates,
             "num_failed_proofs": updater.num_failed_proofs,
             "probe_gap": None if updater.gap is None else updater.gap._asdict(),
@@ -218,7 +233,7 @@ class SamplerProcess:
     # -- sampling -----------------------------------------------------------------------------------------------------
 
     def _sample(self) -> None:
-        """One engine step where something runs; what finishes is scored, complete groups are finished."""
+        """One engine step where something runs; what finishes is given out to be scored."""
         if self._engine.num_unfinished == 0:
             return
         self._first_busy_at = self._first_busy_at or self._clock()
@@ -231,13 +246,37 @@ class SamplerProcess:
         started = self._timer()
         for generation in self._heldout.take(generations):
             group = self._groups[group_of(generation.request_id)]
+            group.take(generation)
             text = self._prompts.decode(generation.token_ids.tolist())
-            group.add(generation, self._scorer.score(group.problem, text, generation.end_reason))
+            task_id = task_id_of(group.ticket, generation.request_id)
+            self._scoring.submit(task_id, group.problem, text, generation.end_reason)
             self._num_tokens += len(generation.token_ids)
-            if group.is_complete:
-                del self._groups[group.ticket.group_id]
-                self._finish(group)
+            self._alarms.ended(generation.end_reason)
         self._score_s += self._timer() - started
+
+    def _take_scores(self) -> None:
+        """Give rewards to the generations that wait for them; complete groups are finished."""
+        if not self._scoring.num_open:
+            return
+        is_idle = self._engine.num_unfinished == 0
+        started = self._timer()
+        results = self._scoring.poll(_IDLE_WAIT_S if is_idle else 0.0)
+        for task_id, reward in self._heldout.take_scores(results):
+            request_id = request_of(task_id)
+            group = self._groups.get(group_of(request_id))
+            # The group may have ended since, at its deadline or because its ticket was issued again.
+            if group is not None and task_id == task_id_of(group.ticket, request_id):
+                self._score(group, request_id, reward)
+        if results:
+            self._alarms.scored(self._scoring, len(results))
+        if not is_idle:  # else it is time spent waiting
+            self._score_s += self._timer() - started
+
+    def _score(self, group: GroupInProgress, request_id: str, reward: RewardResult) -> None:
+        group.score(request_id, reward)
+        if group.is_complete:
+            del self._groups[group.ticket.group_id]
+            self._finish(group)
 
     def _abort_late_groups(self) -> None:
         """Hand over what a group has in time before its ticket's deadline; a ticket alone is the buffer's to end."""
@@ -245,8 +284,13 @@ class SamplerProcess:
         for group_id in [name for name, ticket in self._tickets.items() if now >= ticket.deadline_s]:
             del self._tickets[group_id]
         for group in [group for group in self._groups.values() if now >= group.ticket.deadline_s]:
+            if group.is_complete:
+                continue  # a score that came with those of another
             self._num_expired += 1
             self._collect(self._engine.abort([request.request_id for request in group.unfinished]))
+            self._take_scores()
+            for request_id in group.unscored:
+                self._score(group, request_id, _too_late(group))
 
     # -- handing over -------------------------------------------------------------------------------------------------
 
@@ -263,8 +307,10 @@ class SamplerProcess:
         """End what runs, and give the buffer a moment to take what is finished."""
         self._heldout.stop()
         self._engine.abort([r.request_id for group in self._groups.values() for r in group.unfinished])
+        self._groups = {name: group for name, group in self._groups.items() if not group.unfinished}
         deadline = self._timer() + _LAST_INSERTS_S
-        while (self._finished or self._buffer.num_unacknowledged) and self._timer() < deadline:
+        while (self._groups or self._finished or self._buffer.num_unacknowledged) and self._timer() < deadline:
+            self._take_scores()
             self._hand_over()
             _, taken = self._buffer.poll(_IDLE_WAIT_S)
             self._fates.update(answer.fate.value for answer in taken)
@@ -278,3 +324,13 @@ class SamplerProcess:
         waited_s = self._timer() - self._waits.setdefault(whom, self._timer())
         if waited_s > self._config.stream.stall_timeout_s:
             raise StallError(f"{self._sampler_id} waited {waited_s:.0f} s for {whom}")
+
+
+def _too_late(group: GroupInProgress) -> RewardResult:
+    return RewardResult(
+        decision=Decision.ENV_ERROR,
+        reward=None,
+        verifier=group.problem.verifier,
+        verifier_version="",
+        evidence="not scored by the deadline of its group",
+    )

@@ -67,6 +67,16 @@ def group_of(request_id: str) -> str:
     return request_id.rpartition("/")[0]
 
 
+def task_id_of(ticket: Ticket, request_id: str) -> str:
+    """Under which a response is scored: with the epoch, so that no result of a group serves another of its name."""
+    return f"{request_id}@{ticket.owner_epoch}"
+
+
+def request_of(task_id: str) -> str:
+    """The request id in a task id of `task_id_of`."""
+    return task_id.rpartition("@")[0]
+
+
 def make_rollout(request: GenerationRequest, generation: Generation, reward: RewardResult) -> Rollout:
     """One rollout over prompt and response: T = prompt tokens + response tokens, the response is the policy's."""
     num_prompt, length = len(request.prompt_ids), len(request.prompt_ids) + len(generation.token_ids)
@@ -94,30 +104,46 @@ class GroupInProgress:
     ) -> None:
         self.ticket, self.problem = ticket, problem
         self._requests = {request.request_id: request for request in requests}
+        self._waiting: dict[str, Generation] = {}
         self._rollouts: dict[str, Rollout] = {}
         self._dispatched_at_s = dispatched_at_s
 
     @property
     def unfinished(self) -> list[GenerationRequest]:
-        """Requests without a rollout yet, in order."""
-        return [request for name, request in self._requests.items() if name not in self._rollouts]
+        """Requests without a generation yet, in order."""
+        return [r for name, r in self._requests.items() if name not in self._rollouts and name not in self._waiting]
+
+    @property
+    def unscored(self) -> list[str]:
+        """Requests that have their generation and no reward yet, by id."""
+        return list(self._waiting)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every request has its rollout."""
+        """Whether every request has its rollout: generation and reward."""
         return len(self._rollouts) == len(self._requests)
 
-    def add(self, generation: Generation, reward: RewardResult) -> None:
-        """Take one scored generation. Raises ValueError for one that is not of this group or comes twice."""
+    def take(self, generation: Generation) -> None:
+        """Keep a generation until it is scored. Raises ValueError for one that is not of this group or comes twice."""
         request_id = generation.request_id
-        if request_id not in self._requests or request_id in self._rollouts:
+        if request_id not in self._requests or request_id in self._rollouts or request_id in self._waiting:
             raise ValueError(f"generation {request_id} is not awaited by group {self.ticket.group_id}")
-        self._rollouts[request_id] = make_rollout(self._requests[request_id], generation, reward)
+        self._waiting[request_id] = generation
+
+    def score(self, request_id: str, reward: RewardResult) -> None:
+        """Make a rollout of a generation and its reward. Raises KeyError where it does not wait for one."""
+        self._rollouts[request_id] = make_rollout(self._requests[request_id], self._waiting.pop(request_id), reward)
+
+    def add(self, generation: Generation, reward: RewardResult) -> None:
+        """Take a generation that is scored already. Raises ValueError as `take` does."""
+        self.take(generation)
+        self.score(generation.request_id, reward)
 
     def finish(self, *, sampler_id: str, config_hash: str, finished_at_s: float) -> RolloutGroup:
         """The complete group. Raises ValueError while a rollout is missing."""
         if not self.is_complete:
-            raise ValueError(f"group {self.ticket.group_id} lacks {[r.request_id for r in self.unfinished]}")
+            missing = [name for name in self._requests if name not in self._rollouts]
+            raise ValueError(f"group {self.ticket.group_id} lacks {missing}")
         return RolloutGroup(
             group_id=self.ticket.group_id,
             owner_epoch=self.ticket.owner_epoch,

@@ -18,7 +18,8 @@ from stream_grpo.config import Config
 from stream_grpo.config_file import parse
 from stream_grpo.evaluation import EvaluationRun
 from stream_grpo.metrics import MetricsLog, MetricsReader
-from stream_grpo.rewards.score import Scorer
+from stream_grpo.rewards.scoring import Scoring
+from stream_grpo.sampler.alarms import Alarms
 from stream_grpo.sampler.heldout import HeldoutEvaluation
 from stream_grpo.sampler.process import SamplerProcess
 from stream_grpo.sampler.prompts import PromptRefused
@@ -139,20 +140,21 @@ def heldout_evaluation(
     channel: SamplerChannel,
     directory: Path,
     evaluated: Sequence[PolicyVersion] = (),
+    scoring: Scoring | None = None,
 ) -> HeldoutEvaluation:
     """Evaluations of two problems, one of them always right; their events go to `directory`."""
     problems = [
         Problem(problem_id=answer, prompt="6*7=", answer=answer, verifier="exact", domain=f"is-{answer}")
         for answer in ("42", "43")
     ]
-    prompts = FakePrompts()
+    prompts, scoring = FakePrompts(), scoring or Scoring(config.rewards)
 
     def begin(version: PolicyVersion) -> EvaluationRun[Problem]:
         return EvaluationRun(
             problems,
             prompts.token_ids,
             prompts.decode,
-            Scorer(["exact"]),
+            scoring,
             num_samples=config.evaluation.interval_samples,
             seed=config.run.seed,
             max_new_tokens=config.sampler.max_new_tokens,
@@ -174,10 +176,18 @@ def heldout_evaluation(
 class Running:
     """A sampler in a thread of its own, until `until` holds. It evaluates where there is a section for it."""
 
-    def __init__(self, outside: Outside, tmp_path: Path, engine: FakeEngine, **sections: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        outside: Outside,
+        tmp_path: Path,
+        engine: FakeEngine,
+        make_scoring: Callable[[Config], Any] = lambda config: Scoring(config.rewards),
+        **sections: dict[str, Any],
+    ) -> None:
         sampler = {"group_size": 2, "max_new_tokens": 3, "max_num_seqs": 8} | sections.get("sampler", {})
         tree = {"model": {"path": "m"}, "evaluation": {"interval": 0}, **sections, "sampler": sampler}
-        self._directory = tmp_path
+        self._directory, self._make_scoring = tmp_path, make_scoring
+        self.warnings: list[str] = []
         self.weights, self.error, self._stop = tmp_path / "weights", None, threading.Event()
         self._tree, self._outside, self._engine = tree, outside, engine
         self.process: SamplerProcess | None = None
@@ -189,6 +199,7 @@ class Running:
         curator = Curator(self._outside.curator.address, name="s0")
         channel = SamplerChannel(buffer, "s0")
         config = parse(self._tree, source="test")
+        scoring = self._make_scoring(config)
         self.process = SamplerProcess(
             config,
             "s0",
@@ -197,8 +208,13 @@ class Running:
             curator,
             Subscriber(self.weights),
             FakePrompts(),  # type: ignore[arg-type]
-            Scorer(["exact"]),
-            heldout_evaluation(config, self._engine, channel, self._directory, self._evaluated()),
+            scoring,
+            heldout_evaluation(config, self._engine, channel, self._directory, self._evaluated(), scoring),
+            Alarms(
+                self.warnings.append,
+                max_new_tokens=config.sampler.max_new_tokens,
+                time_limit_s=config.rewards.time_limit_s,
+            ),
         )
         try:
             self.process.run(self._stop)
@@ -211,10 +227,14 @@ class Running:
         lines = MetricsReader(self._directory).new_lines()
         return [PolicyVersion(*line["version"]) for line in lines if line["event"] == "evaluation"]
 
-    def until(self, condition: Callable[[], bool]) -> None:
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Until it holds, the sampler ends, or the time is up."""
         deadline = time.monotonic() + 5
         while not condition() and self._thread.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.002)
+            time.sleep(0.001)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        self.wait(condition)
         self._stop.set()
         self._thread.join()
         if self.error is not None:

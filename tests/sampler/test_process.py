@@ -129,6 +129,7 @@ def test_a_group_past_its_deadline_goes_with_what_it_has_and_without_a_reward(ou
         model={"path": "m", "max_length_tokens": 1 << 30},
         sampler={"max_new_tokens": 1 << 29},
         stream={"sample_deadline_s": 1.0},
+        rewards={"time_limit_s": 0.4},
     )
     running.until(lambda: len(outside.groups) == 1)
     for rollout in outside.groups[0].rollouts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from stream_grpo.sampler.rollout import (
     group_of,
     make_requests,
     refused_group,
+    request_of,
     rollout_seed,
+    task_id_of,
 )
 from stream_grpo.types import Decision, EndReason, Generation, PolicyVersion, RewardResult, Ticket
 
@@ -89,6 +92,27 @@ def test_a_generation_counts_once_and_only_for_its_group() -> None:
             group.add(generation(request_id), REWARD)
     with pytest.raises(ValueError, match="lacks"):
         group.finish(sampler_id="s0", config_hash="c", finished_at_s=3.0)
+
+
+def test_a_generation_waits_for_its_reward() -> None:
+    group = GroupInProgress(TICKET, PROBLEM, make_requests(TICKET, [5], config()), 1.0)
+    group.take(generation("g/7/1"))
+    assert ([r.request_id for r in group.unfinished], group.unscored) == (["g/7/0"], ["g/7/1"])
+    with pytest.raises(ValueError, match="not awaited"):
+        group.take(generation("g/7/1"))
+    group.take(generation("g/7/0"))
+    assert (group.unfinished, group.is_complete) == ([], False)
+    with pytest.raises(ValueError, match=r"lacks \['g/7/0', 'g/7/1'\]"):
+        group.finish(sampler_id="s0", config_hash="c", finished_at_s=3.0)
+    for request_id in ("g/7/0", "g/7/1"):
+        group.score(request_id, REWARD)
+    assert (group.unscored, group.is_complete) == ([], True)
+
+
+def test_a_score_is_of_one_ticket() -> None:
+    task_id = task_id_of(TICKET, "g/7/1")
+    assert request_of(task_id) == "g/7/1"
+    assert task_id != task_id_of(replace(TICKET, owner_epoch=3), "g/7/1")
 
 
 def test_a_refused_problem_gives_a_group_without_tokens_or_rewards_that_says_why() -> None:

@@ -1,0 +1,232 @@
+"""The rewards of a run: responses go in while generation goes on, results come out as they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, Self
+
+from stream_grpo.config import Rewards
+from stream_grpo.errors import ConfigError
+from stream_grpo.rewards import sandbox
+from stream_grpo.rewards.code import CODE, CodeSettings
+from stream_grpo.rewards.limits import Limits
+from stream_grpo.rewards.policy import UnscoredCount, UnscoredPolicy
+from stream_grpo.rewards.pool import RewardPool
+from stream_grpo.rewards.result import VerifiableProblem
+from stream_grpo.rewards.score import Scorer, rewards_version
+from stream_grpo.rewards.user import PREFIX, source_version
+from stream_grpo.rewards.verifiers import VERIFIERS
+from stream_grpo.types import EndReason, RewardResult
+
+_UNSCORED_ENDS = (EndReason.ABORT, EndReason.ERROR)
+
+
+class Pool(Protocol):
+    """What Scoring needs of a RewardPool."""
+
+    def submit(
+        self, task_id: str, verifier: str, response_text: str, problem: VerifiableProblem, *, is_cut: bool = False
+    ) -> None:
+        """Give one response to be checked."""
+
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[str, RewardResult]]:
+        """What is finished and was not yet returned."""
+
+    def status(self) -> dict[str, Any]:
+        """Plain values."""
+
+    def close(self) -> None:
+        """End all workers."""
+
+
+class Scoring:
+    """Scores responses with the verifiers that their problems name. Belongs to one thread, but for `status`.
+
+    A cheap verifier is asked at once, in this process: a pool of workers would cost more than its checks. Every other
+    is asked in a RewardPool, which is started where it is needed.
+    """
+
+    def __init__(
+        self,
+        rewards: Rewards,
+        expected: Iterable[str] = (),
+        *,
+        make_pool: Callable[[Rewards, Sequence[str]], Pool] | None = None,
+    ) -> None:
+        """`expected`: the verifiers that the run's problems name; their workers start at once, with them loaded.
+
+        Raises ConfigError where one of them is not known to the run.
+        """
+        expected = set(expected)
+        _require_known(expected, rewards)
+        self._rewards, self._make_pool = rewards, make_pool or start_pool
+        self._in_pool = {name for name, verifier in VERIFIERS.items() if not verifier.is_cheap} | {*rewards.functions}
+        self._scorer = Scorer(VERIFIERS)
+        self._unscored = UnscoredCount(_policy(rewards))
+        self._answered: list[tuple[str, RewardResult]] = []
+        self._num_with_pool = 0
+        self._pool: Pool | None = None
+        self._pooled = sorted(expected & self._in_pool)
+        if self._pooled:
+            self._pool = self._make_pool(rewards, self._pooled)
+
+    def submit(self, task_id: str, problem: VerifiableProblem, response_text: str, end_reason: EndReason) -> None:
+        """Give one response; its result comes from `poll` under `task_id`.
+
+        One that the engine aborted is `unknown` and one that the engine failed at is `env_error`, both without a reward
+        and without asking the verifier, which is told of a response that was cut at the length limit.
+
+        Raises RewardError where too many responses in a row cannot be scored.
+        """
+        if problem.verifier in self._in_pool and end_reason not in _UNSCORED_ENDS:
+            if self._pool is None:
+                self._pool = self._make_pool(self._rewards, [problem.verifier])
+            is_cut = end_reason is EndReason.LENGTH
+            self._pool.submit(task_id, problem.verifier, response_text, problem, is_cut=is_cut)
+            self._num_with_pool += 1
+            return
+        result = self._scorer.score(problem, response_text, end_reason)
+        self._answered.append((task_id, result))
+        if end_reason not in _UNSCORED_ENDS:
+            self._unscored.settle(result)
+
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[str, RewardResult]]:
+        """What is known and was not yet returned; waits up to `timeout_s` where nothing is and something is out.
+
+        Raises RewardError where too many responses in a row cannot be scored, or no worker starts.
+        """
+        results, self._answered = self._answered, []
+        if self._pool is not None and self._num_with_pool:
+            found = self._pool.poll(0.0 if results else timeout_s)
+            self._num_with_pool -= len(found)
+            results += found
+        return results
+
+    @property
+    def num_open(self) -> int:
+        """Responses submitted whose results `poll` has not returned."""
+        return len(self._answered) + self._num_with_pool
+
+    @property
+    def exhausted_share(self) -> float:
+        """Of the pool's answers, those on which the verifier ran out of time or memory."""
+        return 0.0 if self._pool is None else float(self._pool.status()["exhausted_share"])
+
+    def status(self) -> dict[str, Any]:
+        """What was decided here and in the pool; None where there is none."""
+        here = {"num_open": self.num_open, "in_process": self._unscored.status()}
+        return {**here, "pool": None if self._pool is None else self._pool.status()}
+
+    def close(self) -> None:
+        """End the pool, whatever its workers do. May be called twice."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def start_pool(rewards: Rewards, names: Sequence[str]) -> RewardPool:
+    """The worker processes of these settings, with the verifiers `names` loaded."""
+    limits = Limits(
+        wall_s=rewards.time_limit_s,
+        wall_s_by_verifier={CODE: rewards.code_check_s},
+        memory_bytes=rewards.memory_limit_bytes,
+    )
+    return RewardPool(
+        rewards.num_workers,
+        limits,
+        policy=_policy(rewards),
+        preload=[name for name in names if name != CODE],
+        paths=[str(rewards.function_dir)],
+        code=code_settings(rewards),
+    )
+
+
+def code_settings(rewards: Rewards) -> CodeSettings:
+    """How `code` runs programs in this run."""
+    second = rewards.code_time_limit_s
+    limits = sandbox.Limits(wall_s=second, cpu_s=max(1.0, second), memory_bytes=rewards.code_memory_limit_bytes)
+    return CodeSettings(limits=limits, total_s=rewards.code_total_s, allow_weaker=rewards.allow_weaker_sandbox)
+
+
+def check_verifiers(names: Iterable[str], rewards: Rewards, sample_deadline_s: float) -> None:
+    """Refuse what cannot be scored, before anything starts.
+
+    Raises ConfigError for a name that no verifier has, a function that `rewards.functions` does not list or that is
+    not there, and for `code` where programs could not be isolated or would outlast their tickets.
+    """
+    wanted = set(names)
+    _require_known(wanted, rewards)
+    versions(wanted, rewards)
+    if CODE not in wanted:
+        return
+    if sample_deadline_s <= rewards.code_check_s:
+        raise ConfigError(
+            f"stream.sample_deadline_s = {sample_deadline_s:g}: a check with `code` may take 2 x "
+            f"(rewards.code_total_s + rewards.code_time_limit_s) = {rewards.code_check_s:g} s; use more than that"
+        )
+    isolation = sandbox.isolation()
+    if isolation.missing and not rewards.allow_weaker_sandbox:
+        raise ConfigError(
+            f"verifier 'code': this machine cannot isolate {', '.join(isolation.missing)} of a program "
+            f"({isolation.reason}); allow user namespaces, or set rewards.allow_weaker_sandbox = true where every "
+            f"program may be trusted"
+        )
+
+
+def versions(names: Iterable[str], rewards: Rewards) -> dict[str, str]:
+    """The version of each verifier; of a user's function, the hash of its module.
+
+    Raises ConfigError where one is not there.
+    """
+    paths = [str(rewards.function_dir)]
+    return {
+        name: source_version(name, paths) if name.startswith(PREFIX) else VERIFIERS[name].version
+        for name in sorted(set(names))
+    }
+
+
+def scoring_version(rewards: Rewards) -> str:
+    """The rules by which a run scores, for its configuration hash: verifiers with their versions, and their limits.
+
+    A limit is a rule: a response that runs into it is wrong. Raises ConfigError where a function is not there.
+    """
+    functions = [f"{name}={version}" for name, version in versions(rewards.functions, rewards).items()]
+    limits = [
+        f"{name}={getattr(rewards, name)}"
+        for name in (
+            "time_limit_s",
+            "memory_limit_bytes",
+            "code_time_limit_s",
+            "code_total_s",
+            "code_memory_limit_bytes",
+            "allow_weaker_sandbox",
+        )
+    ]
+    return ",".join([rewards_version(VERIFIERS), *functions, *limits])
+
+
+def _require_known(names: Iterable[str], rewards: Rewards) -> None:
+    unknown = sorted(set(names) - VERIFIERS.keys() - set(rewards.functions))
+    if functions := [name for name in unknown if name.startswith(PREFIX)]:
+        raise ConfigError(
+            f"verifier {functions[0]!r}: a row may name only functions that rewards.functions lists; it lists "
+            f"{', '.join(rewards.functions) or 'none'}"
+        )
+    if unknown:
+        raise ConfigError(
+            f"no verifier is called {', '.join(map(repr, unknown))}; known: "
+            f"{', '.join([*sorted(VERIFIERS), *rewards.functions])}"
+        )
+
+
+def _policy(rewards: Rewards) -> UnscoredPolicy:
+    return UnscoredPolicy(
+        num_env_error_retries=rewards.max_retries,
+        retry_after_s=rewards.retry_after_s,
+        max_env_errors_in_row=rewards.max_errors_in_row,
+    )
