@@ -223,7 +223,7 @@ def _shares(sums: Mapping[str, float]) -> dict[str, float]:
     result |= {f"mask_share_{key[9:]}": value / n for key, value in sums.items() if key.startswith("rejected_")}
     if "weight" in sums:
         square = sums["weight_square"]
-        result["chi_square"] = square / n - 1
+        result["chi_square"] = square / n - 1 if sums["tokens"] else 0.0
         result["ess"] = sums["weight"] ** 2 / (n * square) if square else 0.0
     return result
 

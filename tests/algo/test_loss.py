@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -136,6 +136,7 @@ def test_value_and_gradient_are_those_of_the_slow_loop(name: str, seed: int, far
 def test_with_matched_policies_every_recipe_is_reinforce(name: str, seed: int) -> None:
     # All ratios are 1: every weight is 1, every correction 1, no mask rejects; a KL is at its minimum.
     recipe, inputs = RECIPES[name], draw(seed, matched=True)
+    assume(bool(inputs.mask_BT.any()))
     inputs = inputs._replace(entropy_BT=torch.zeros_like(inputs.behavior_logprobs_BT))
     if recipe.kl != "none":
         inputs = inputs._replace(reference_logprobs_BT=inputs.behavior_logprobs_BT)

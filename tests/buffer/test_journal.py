@@ -115,6 +115,7 @@ def crash_states(sizes: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
     return [*states, (*sizes[-1], len(sizes) - 1)]
 
 
+@pytest.mark.slow
 def test_a_cut_at_every_byte_leaves_exactly_what_was_acknowledged(ram: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     commits = [["g1"], ["g2", "g3"]]
@@ -151,6 +152,7 @@ def test_incomplete_groups_are_counted_in_a_warning(tmp_path: Path, caplog: pyte
     assert group_ids_in(journal) == ["g1", "g4"]
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_wherever_it_is(ram: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Every second byte: an error, or, in the head of the last commit, a warning; else nothing has changed."""
     sizes = write(ram / "whole", [["g1"], ["g2"]])

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,6 +119,7 @@ class Simulation:
         return fork.step if fork else 0
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6), max_policy_age=st.integers(0, 3), publish=st.integers(1, 4), samplers=st.integers(1, 3)
@@ -139,6 +141,7 @@ def test_no_leased_token_is_too_old_and_the_stream_goes_on(
     assert simulation.buffer.book.ledger.as_fields()["closes"]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6), max_policy_age=st.integers(0, 3), publish=st.integers(1, 4), samplers=st.integers(1, 3)

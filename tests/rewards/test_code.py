@@ -31,6 +31,8 @@ from stream_grpo.rewards.sandbox import HOME_PREFIX, Isolation, Limits, close_id
 from stream_grpo.rewards.score import Scorer
 from stream_grpo.types import Decision, EndReason, RewardResult
 
+pytestmark = pytest.mark.slow
+
 # A machine without namespaces may run these programs: they are ours.
 SETTINGS = CodeSettings(allow_weaker=True, limits=Limits(wall_s=20))
 PLUS_ONE = "print(int(input()) + 1)"

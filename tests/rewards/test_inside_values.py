@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from stream_grpo.rewards.inside.values import PROGRAM_MODULE, decode, encode, replace
 
+pytestmark = pytest.mark.slow
+
 scalars = st.one_of(
     st.none(),
     st.booleans(),

@@ -158,6 +158,7 @@ def test_thousands_may_have_commas(number: int, other: int) -> None:
     assert not passes(str(number), f"{number + other:,}")
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet=r"\{}()[]^_$+-*/=<>,.;:| 0123x\frac\sqrt\pi", max_size=40))
 def test_no_text_makes_the_verifier_raise(text: str) -> None:

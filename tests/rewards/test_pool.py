@@ -19,6 +19,8 @@ from stream_grpo.rewards.policy import UnscoredPolicy
 from stream_grpo.rewards.pool import RewardPool
 from stream_grpo.types import Decision, RewardResult
 
+pytestmark = pytest.mark.slow
+
 FAKE = "python:tests.rewards.fake_verifiers.obedient"
 HANGS = "python:tests.rewards.fake_verifiers.always_hangs"
 NO_RETRY = UnscoredPolicy(num_env_error_retries=0, max_env_errors_in_row=None)

@@ -10,6 +10,8 @@ from stream_grpo.rewards.reasoning_gym import reasoning_gym, runs_code
 from stream_grpo.types import Decision
 from tests.rewards.problem import FakeProblem
 
+pytestmark = pytest.mark.slow
+
 rg = pytest.importorskip("reasoning_gym.factory")
 
 FAMILIES = sorted(set(rg.DATASETS) - {"composite"})

@@ -29,6 +29,8 @@ from stream_grpo.rewards.sandbox import (
     required_level,
 )
 
+pytestmark = pytest.mark.slow
+
 Level = Literal["namespaces", "process"]
 LIMITS = Limits(wall_s=20, cpu_s=10)
 MARK = "4711.25"

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from stream_grpo.cli import app
 
+pytestmark = pytest.mark.slow
+
 FAKE = "python:tests.rewards.fake_verifiers."
 
 

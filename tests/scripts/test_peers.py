@@ -14,6 +14,8 @@ from peers.batch import Batch, Result, draw
 from peers.cell import Cause, Cell, locate
 from peers.oracle import Flags
 
+pytestmark = pytest.mark.slow
+
 GEOMETRIC = {"weight": "geometric", "clip_low": 0.4, "clip_high": 0.4, "aggregation": "sequences"}
 GAMMA = {"weight": "gamma", "ratio_level": "sequence_sum", "gamma_positive": (2, 3), "gamma_negative": (3, 2)}
 TRUNCATED = {"correction": "truncated", "correction_level": "token", "correction_high": 2.0}
