@@ -107,8 +107,7 @@ def test_new_weights_come_between_two_steps_and_label_the_tokens_after_them(outs
     publish(tmp_path / "weights", 1)
     engine = Slow(num_slots=8)
     running = Running(outside, tmp_path, engine, sampler={"max_new_tokens": 240})
-    while engine.events.count(("step", 2)) < 20:
-        time.sleep(0.001)
+    running.wait(lambda: engine.events.count(("step", 2)) >= 20)
     publish(running.weights, 2, value=1.0)
     running.until(lambda: len(outside.groups) == 1)
     rollout = outside.groups[0].rollouts[0]

@@ -71,8 +71,7 @@ def test_at_age_0_the_next_block_waits_for_the_scores_of_this_one(outside: Outsi
     scoring = LateScoring(lambda task_id: task_id == "g0/0@0")
     engine = FakeEngine(num_slots=8)
     running = Running(outside, tmp_path, engine, make_scoring=scoring, stream={"max_policy_age": 0})
-    while not outside.groups:
-        time.sleep(0.002)
+    running.wait(lambda: bool(outside.groups))
     time.sleep(0.05)  # many turns of the loop
     assert ("add", "h0/0") not in engine.events
     scoring.holds = lambda task_id: False
@@ -102,12 +101,13 @@ def test_a_score_that_comes_after_the_deadline_is_an_error_and_no_reward(outside
 
 
 def test_a_score_of_an_earlier_ticket_does_not_serve_the_group_issued_again(outside: Outside, tmp_path: Path) -> None:
-    outside.blocks = [[ticket("g0")], [ticket("g0", epoch=1)]]
+    outside.blocks = [[ticket("g0")]]
     publish(tmp_path / "weights", 0)
     scoring = LateScoring(lambda task_id: True)
     running = Running(outside, tmp_path, FakeEngine(num_slots=8), make_scoring=scoring)
-    while len(scoring.held) < 4:  # both generations of both tickets
-        time.sleep(0.002)
+    running.wait(lambda: len(scoring.held) == 2)
+    outside.blocks.append([ticket("g0", epoch=1)])
+    running.wait(lambda: len(scoring.held) == 4)  # both generations of both tickets
     scoring.held = [(task_id, replace(result, reward=0.25)) for task_id, result in scoring.held if "@0" in task_id] + [
         item for item in scoring.held if "@1" in item[0]
     ]
@@ -123,8 +123,7 @@ def test_what_is_generated_when_the_sampler_stops_is_scored_and_handed_over(outs
     scoring = LateScoring(lambda task_id: not is_stopping)
     is_stopping: list[bool] = []
     running = Running(outside, tmp_path, FakeEngine(num_slots=8), make_scoring=scoring)
-    while len(scoring.held) < 2:
-        time.sleep(0.002)
+    running.wait(lambda: len(scoring.held) == 2)
     threading.Timer(0.2, lambda: is_stopping.append(True)).start()
     running.until(lambda: True)  # it is told to stop while both scores are out
     assert [r.reward.reward for r in outside.groups[0].rollouts] == [1.0, 1.0]
