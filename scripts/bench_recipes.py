@@ -176,11 +176,11 @@ def known_cells(results: Results) -> tuple[list[Cell], bool]:
     if results.missing(screen):
         return screen, False
     seeds = cells_of("seeds", results)
-    chosen = {cell.preset for cell in seeds}
-    cells = [cell for cell in screen if cell.preset not in chosen] + seeds
     if results.missing(seeds):
-        return cells, False
-    return cells + cells_of("long", results), True
+        return screen, False
+    chosen = {cell.preset for cell in seeds}
+    rest = [cell for cell in screen if cell.preset not in chosen]
+    return rest + seeds + cells_of("long", results), True
 
 
 if __name__ == "__main__":
