@@ -24,6 +24,7 @@ from stream_grpo.types import PolicyVersion
 
 if TYPE_CHECKING:  # each builder imports what its part needs
     from stream_grpo.evaluation import EvaluationRun
+    from stream_grpo.learner.engine import LearnerEngine
     from stream_grpo.rewards.scoring import Scoring
     from stream_grpo.sampler.generation import Engine
     from stream_grpo.sampler.heldout import HeldoutEvaluation
@@ -177,18 +178,13 @@ def heldout_evaluation(
     )
 
 
-def build_learner(config: Config, buffer: str) -> Part:
-    """The learner with its DeepSpeed engine; `buffer` is an address."""
+def learner_engine(config: Config) -> LearnerEngine:
+    """The model under DeepSpeed, which sees the distribution that the sampler draws from."""
     from stream_grpo.learner.engine import LearnerEngine
     from stream_grpo.learner.forward import Distribution
-    from stream_grpo.learner.process import LearnerProcess
-    from stream_grpo.learner.train_step import TrainStep
-    from stream_grpo.metrics import MetricsLog
-    from stream_grpo.transport.channels import LearnerChannel
-    from stream_grpo.weights.publisher import Publisher
 
     sampler = config.sampler
-    engine = LearnerEngine(
+    return LearnerEngine(
         config.model.path,
         learner=config.learner,
         recipe=config.algo,
@@ -198,6 +194,17 @@ def build_learner(config: Config, buffer: str) -> Part:
         ),
         seed=config.run.seed,
     )
+
+
+def build_learner(config: Config, buffer: str) -> Part:
+    """The learner with its DeepSpeed engine; `buffer` is an address."""
+    from stream_grpo.learner.process import LearnerProcess
+    from stream_grpo.learner.train_step import TrainStep
+    from stream_grpo.metrics import MetricsLog
+    from stream_grpo.transport.channels import LearnerChannel
+    from stream_grpo.weights.publisher import Publisher
+
+    sampler, engine = config.sampler, learner_engine(config)
     step = TrainStep(
         engine, config.algo, config.learner, group_size=sampler.group_size, max_new_tokens=sampler.max_new_tokens
     )

@@ -23,9 +23,9 @@ from stream_grpo.config import Config
 from stream_grpo.evaluation import EvaluationRun, ProblemScore, evaluate, paired_rise
 from stream_grpo.learner.batching import Sampled, make_train_batch
 from stream_grpo.learner.engine import LearnerEngine
-from stream_grpo.learner.forward import Distribution
 from stream_grpo.learner.guard import Guard
 from stream_grpo.learner.train_step import TrainStep
+from stream_grpo.parts import learner_engine
 from stream_grpo.rewards.score import Scorer
 from stream_grpo.rewards.scoring import Scoring
 from stream_grpo.rewards.verifiers import VERIFIERS
@@ -59,7 +59,7 @@ class Bench:
         one.
         """
         begun = time.perf_counter()
-        learner = _learner_engine(config)
+        learner = learner_engine(config)
         with tempfile.TemporaryDirectory() as directory:
             pool = Pool.create(Path(directory) / "pool", self._problems)
             curation = Curation(
@@ -214,20 +214,6 @@ def mean_age(groups: Sequence[RolloutGroup], learner: PolicyVersion) -> float:
             policy_age(PolicyVersion(*v), learner, {}) for v in zip(branches.tolist(), steps.tolist(), strict=True)
         ]
     return float(np.mean(ages))
-
-
-def _learner_engine(config: Config) -> LearnerEngine:
-    sampler = config.sampler
-    return LearnerEngine(
-        config.model.path,
-        learner=config.learner,
-        recipe=config.algo,
-        dtype=config.model.dtype,
-        distribution=Distribution(
-            temperature=sampler.temperature, top_p=sampler.top_p, top_k=sampler.top_k, min_p=sampler.min_p
-        ),
-        seed=config.run.seed,
-    )
 
 
 def _first_probe(vocab_size: int, config: Config) -> list[list[int]]:
