@@ -273,6 +273,8 @@ class Evaluation(Section):
     """Rollouts per held-out problem."""
     num_problems: int = Field(256, ge=0)
     """Problems evaluated before and after training; a seeded subset when there are more. 0: neither is done."""
+    num_engines: int = Field(1, ge=1, le=4096)
+    """Engines that share these problems, each in a process of its own with the resources of a sampler."""
     domains: tuple[str, ...] = ()
     """Domains that make the headline figure; empty: all."""
     interval: int = Field(25, ge=0)

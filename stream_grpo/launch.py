@@ -153,12 +153,13 @@ class Launcher:
             self._parts[name].is_wanted = True
             self._parts[name].running = self._parts[name].handle.run.remote()
 
-    def supervise(self, until: str, every_s: float, each_turn: Callable[[], None]) -> Any:
-        """Watch all parts until the loop of `until` ends, and return what it returned; start again what dies.
+    def supervise(self, *until: str, every_s: float, each_turn: Callable[[], None]) -> list[Any]:
+        """Watch all parts until the loops of `until` have ended, and return what they returned; start again what dies.
 
         Raises RunFailed when a part cannot be started again.
         """
-        while True:
+        results: dict[str, Any] = {}
+        while results.keys() != set(until):
             watched = {placed.running or placed.building: placed for placed in self._parts.values()}
             watched.pop(None, None)  # built, and waiting for its turn
             ended, _ = ray.wait(list(watched), num_returns=1, timeout=every_s)
@@ -174,10 +175,11 @@ class Launcher:
                     self._take_built(placed, result)
                     if placed.is_wanted:
                         self.run(placed.name)
-                elif placed.name == until:
-                    return result
+                elif placed.name in until:
+                    results[placed.name], placed.running = result, None
                 else:
-                    raise RunFailed(f"{placed.name} ended before {until} did")
+                    raise RunFailed(f"{placed.name} ended before {' and '.join(until)} did")
+        return [results[name] for name in until]
 
     def _restart(self, placed: Placed, error: RayError) -> None:
         cause = self._explain(placed, error)

@@ -252,10 +252,16 @@ class Evaluation:
         return {}
 
 
-def build_evaluation(config: Config, model_dir: Path) -> Part:
-    """An evaluation of a Hugging Face folder."""
+def evaluation_shares(config: Config) -> list[list[Problem]]:
+    """The held-out problems that each engine of an evaluation scores, dealt out one by one; none is empty."""
+    problems, num_engines = heldout_problems(config), config.evaluation.num_engines
+    return [problems[index::num_engines] for index in range(min(num_engines, len(problems)))]
+
+
+def build_evaluation(config: Config, model_dir: Path, share: int) -> Part:
+    """An evaluation of a Hugging Face folder on one share of the problems."""
     model = config.model.model_copy(update={"path": model_dir})
-    return Evaluation(config.model_copy(update={"model": model}), heldout_problems(config))
+    return Evaluation(config.model_copy(update={"model": model}), evaluation_shares(config)[share])
 
 
 def heldout_problems(config: Config, file_name: str = HELDOUT_FILE) -> list[Problem]:
@@ -301,5 +307,5 @@ RESOURCES: Mapping[str, Callable[[Config], Resources]] = {
 
 def num_cpus_needed(config: Config) -> int:
     """Cores that a local Ray must believe in so that all parts are placed, the evaluation beside them."""
-    samplers = (config.sampler.num_samplers + 1) * _sampler(config).num_cpus
+    samplers = (config.sampler.num_samplers + config.evaluation.num_engines) * _sampler(config).num_cpus
     return math.ceil(samplers + _learner(config).num_cpus)

@@ -24,7 +24,7 @@ from stream_grpo.launch import Launcher, ray_session
 from stream_grpo.learner.checkpoint import newest_version
 from stream_grpo.metrics import MetricsLog, MetricsReader, WandbSink
 from stream_grpo.model_folder import unusable
-from stream_grpo.parts import Evaluation, sampler_names
+from stream_grpo.parts import Evaluation, evaluation_shares, sampler_names
 from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare, with_absolute_paths
 from stream_grpo.sampler.environment import environment
 from stream_grpo.transport.channels import read_ledger
@@ -135,12 +135,16 @@ class TrainingRun:
             return _read_scores(kept)
         if not self._config.evaluation.num_problems or not self._config.evaluation.files:
             return []
-        name = f"evaluation-{when}"
-        self._launcher.place(name, "evaluation", restarts=1, model_dir=model_dir)
-        self._launcher.built(name)
-        self._launcher.run(name)
-        scores: list[ProblemScore] = self._launcher.supervise(name, POLL_S, lambda: None)
-        self._launcher.stop(name)
+        launcher = self._launcher
+        names = [f"evaluation-{when}-{share}" for share, _ in enumerate(evaluation_shares(self._config))]
+        for share, name in enumerate(names):
+            launcher.place(name, "evaluation", restarts=1, model_dir=model_dir, share=share)
+        for name in names:
+            launcher.built(name)
+        launcher.run(*names)
+        shares: list[list[ProblemScore]] = launcher.supervise(*names, every_s=POLL_S, each_turn=lambda: None)
+        launcher.stop(*names)
+        scores = [score for share in shares for score in share]
         write_json(kept, [asdict(score) for score in scores])
         self._console.scores(self._scores(scores), title=f"held-out pass@1 {when} training")
         return scores
@@ -150,7 +154,7 @@ class TrainingRun:
             self._launcher.built(name)
         self._launcher.run("learner", *self._samplers)
         with self._console.steps(self._config.run.num_steps):
-            self._launcher.supervise("learner", POLL_S, self._each_turn)
+            self._launcher.supervise("learner", every_s=POLL_S, each_turn=self._each_turn)
             self._each_turn()
 
     def _each_turn(self) -> None:
