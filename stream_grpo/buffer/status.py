@@ -18,6 +18,7 @@ def figures(book: Book, journal: Journal) -> dict[str, Any]:
         "leased": book.stock.num_leased,
         "ledger": book.ledger.as_fields(),
         "ends": dict(book.ledger.ends),
+        "losses": losses(book),
         "mixed_context_tokens": book.mixed_context_tokens,
         "bytes_on_disk": journal.num_bytes,
         "num_commits": journal.num_commits,
@@ -29,3 +30,9 @@ def figures(book: Book, journal: Journal) -> dict[str, Any]:
         "outcomes": book.outbox.num_outcomes,
         "outcomes_acknowledged": book.outbox.num_acknowledged,
     }
+
+
+def losses(book: Book) -> dict[str, Any]:
+    """What was lost as stale, and in what it differs from what was trained; `lost_share` is of generated tokens."""
+    tokens = book.ledger.as_fields()["tokens"]
+    return {"lost_share": tokens["stale"] / max(1, tokens["generated"]), **book.losses.as_fields()}
