@@ -171,8 +171,9 @@ class Book:
 
     def oldest_trained(self, held: Held) -> PolicyVersion:
         """The version of the oldest token of a held group that would be trained."""
-        # `baseline_only` leaves rollouts out one by one; else every sampled token counts.
-        parts = [r.versions for r in held.rollouts] if self.rules.too_old == "baseline_only" else [held.versions]
+        if self.rules.too_old != "baseline_only":
+            return max(held.versions, key=self.lineage.age)
+        parts = [rollout.versions for rollout in held.rollouts]
         return oldest_trained(parts, self.lineage.age, self.rules.max_policy_age)
 
     def candidate(self, held: Held) -> Candidate:

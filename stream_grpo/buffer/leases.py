@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -71,11 +71,18 @@ class Leases:
 
         Their tokens are counted as the learner counts them.
         """
+        # All before the first is written: with it the learner is a step further, and every age one more.
+        rows = []
         for held in [*self._stock.leased(), *self._stock.lent()]:
-            num_valid = sum(rollout.num_tokens for rollout in held.rollouts)
-            num_trained = num_valid - self._num_baseline_only(held)
-            tokens = {"trained": num_trained, "masked": held.num_tokens - num_valid}
-            self._book.write(self._trained_row(made, held, tokens | {"baseline_only": num_valid - num_trained}, now))
+            num_valid, num_baseline_only = sum(r.num_tokens for r in held.rollouts), self._num_baseline_only(held)
+            tokens = {
+                "trained": num_valid - num_baseline_only,
+                "baseline_only": num_baseline_only,
+                "masked": held.num_tokens - num_valid,
+            }
+            rows.append(self._trained_row(made, held, tokens, now))
+        for row in rows:
+            self._book.write(row)
 
     def _num_baseline_only(self, held: Held) -> int:
         """Tokens of the valid rollouts that are too old to be trained on, where these stay in the baseline."""
@@ -156,34 +163,36 @@ class Leases:
 
     def _lease_batch(self, now: float) -> str:
         """Lease the next batch; the cause where it must wait."""
-        rules, book = self._rules, self._book
+        rules, book, limit = self._rules, self._book, self._rules.max_policy_age
+        available = []
         for held in self._stock.accepted():
-            if not self._is_young(held):
+            group = book.candidate(held)
+            if group.age <= limit:
+                available.append(group)
+            else:
                 book.end_too_old(held, now)
         selection = select(
-            list(map(book.candidate, self._stock.accepted())),
-            list(map(book.ticket_candidate, self._tickets)),
+            available,
+            [book.ticket_candidate(held) for held in self._tickets],
             rules.fresh_per_step,
-            rules.max_policy_age,
+            limit,
             order=ORDERS[rules.selector],
             waits=rules.too_old == "wait",
         )
-        if selection.batch:
-            again = [held for held in self._stock.used() if self._is_young(held) and book.is_of_run(held)]
-            for group_id in self._choose_again(again):
-                book.write(book.row(Kind.LENT, now, group_id))
+        for group_id in self._select_again() if selection.batch else ():
+            book.write(book.row(Kind.LENT, now, group_id))
         for group_id in selection.batch:
             book.write(book.row(Kind.LEASED, now, group_id))
         return selection.cause
 
-    def _choose_again(self, trained: Iterable[Held]) -> tuple[str, ...]:
-        rules = self._rules
-        candidates = map(self._book.candidate, trained)
-        return select_again(candidates, rules.reused_per_step, order=ORDERS[rules.selector], max_uses=rules.max_uses)
-
-    def _is_young(self, held: Held) -> bool:
-        """Whether a step from here may train on a group: no token of what it would train on is too old."""
-        return self._book.candidate(held).age <= self._rules.max_policy_age
+    def _select_again(self) -> tuple[str, ...]:
+        """Trained groups that the next step uses once more."""
+        rules, book = self._rules, self._book
+        if not rules.reused_per_step:
+            return ()
+        trained = [book.candidate(held) for held in self._stock.used() if book.is_of_run(held)]
+        young = [group for group in trained if group.age <= rules.max_policy_age]
+        return select_again(young, rules.reused_per_step, order=ORDERS[rules.selector], max_uses=rules.max_uses)
 
     def trained(
         self, version: PolicyVersion, group_ids: Sequence[str], tokens: Mapping[str, Mapping[str, int]], now: float

@@ -23,7 +23,7 @@ from stream_grpo.buffer.leases import Leases
 from stream_grpo.buffer.reporter import Reporter
 from stream_grpo.buffer.requests import count_of, forks_in, list_of, text_of, texts_of, tokens_of, version_in
 from stream_grpo.buffer.signal import WINDOW
-from stream_grpo.buffer.status import figures, losses
+from stream_grpo.buffer.status import account, figures
 from stream_grpo.buffer.tickets import block_size
 from stream_grpo.config import Buffer, Stream
 from stream_grpo.errors import LedgerError
@@ -322,14 +322,14 @@ class BufferProcess:
     def _trained(self, request: Request, now: float) -> None:
         tokens = tokens_of(request.message)
         self._leases.trained(version_in(request.message), list_of(request.message, "group_ids"), tokens, now)
-        self._answer(request, "counted", self._book.ledger.as_fields())
+        self._answer(request, "counted", account(self._book))
 
     def _checkpointed(self, request: Request, now: float) -> None:
         self._leases.checkpointed(version_in(request.message), now)
         self._answer(request, "noted")
 
     def _ledger(self, request: Request, now: float) -> None:
-        self._answer(request, "ledger", {**self._book.ledger.as_fields(), "losses": losses(self._book)})
+        self._answer(request, "ledger", account(self._book))
 
     # -- status -------------------------------------------------------------------------------------------------------
 

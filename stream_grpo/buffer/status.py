@@ -16,9 +16,8 @@ def figures(book: Book, journal: Journal) -> dict[str, Any]:
         "in_flight": len(book.tickets),
         "buffered": book.stock.num_live - book.stock.num_leased,
         "leased": book.stock.num_leased,
-        "ledger": book.ledger.as_fields(),
+        "ledger": account(book),
         "ends": dict(book.ledger.ends),
-        "losses": losses(book),
         "mixed_context_tokens": book.mixed_context_tokens,
         "bytes_on_disk": journal.num_bytes,
         "num_commits": journal.num_commits,
@@ -32,7 +31,8 @@ def figures(book: Book, journal: Journal) -> dict[str, Any]:
     }
 
 
-def losses(book: Book) -> dict[str, Any]:
-    """What was lost as stale, and in what it differs from what was trained; `lost_share` is of generated tokens."""
-    tokens = book.ledger.as_fields()["tokens"]
-    return {"lost_share": tokens["stale"] / max(1, tokens["generated"]), **book.losses.as_fields()}
+def account(book: Book) -> dict[str, Any]:
+    """The ledger, and under `losses` what ended as stale; `lost_share` is of generated tokens."""
+    fields = book.ledger.as_fields()
+    share = fields["tokens"]["stale"] / max(1, fields["tokens"]["generated"])
+    return {**fields, "losses": {"lost_share": share, **book.losses.as_fields()}}

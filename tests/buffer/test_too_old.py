@@ -207,13 +207,13 @@ def test_a_group_whose_valid_rollouts_are_all_too_old_is_stale() -> None:
 
 def test_a_lost_report_of_a_step_counts_what_was_in_the_baseline_alone() -> None:
     buffer = started(too_old="baseline_only")
-    (ticket,) = buffer.issue(v(0), 1)
+    tickets = buffer.issue(v(0), 2)
     assert steps(buffer, 0, 3) == 3
-    # 4 tokens each: too old, young, and young without a reward.
-    buffer.insert(group_by_rollout(ticket, [[v(0)] * 4, [v(3)] * 4, [v(1)] * 4], [1.0, 0.0, None]))
-    buffer.fill(v(3), 1)
+    # 4 tokens each: too old, as old as may be, and young without a reward.
+    for ticket in tickets:
+        buffer.insert(group_by_rollout(ticket, [[v(0)] * 4, [v(1)] * 4, [v(3)] * 4], [1.0, 0.0, None]))
     before = buffer.tokens["trained"]
-    assert lease_ids(buffer, v(3))
+    assert lease_ids(buffer, v(3)) == [ticket.group_id for ticket in tickets]
     buffer.start(v(4, 1), b1=v(4))
-    assert buffer.tokens["trained"] - before == 4 + 8
-    assert (buffer.tokens["baseline_only"], buffer.tokens["masked"]) == (4, 4)
+    assert buffer.tokens["trained"] - before == 8
+    assert (buffer.tokens["baseline_only"], buffer.tokens["masked"]) == (8, 8)
