@@ -224,7 +224,7 @@ def _tokens_by_fate(group: RolloutGroup, is_trained: Callable[[Rollout], bool]) 
 
 def _staleness(lease: Lease) -> dict[str, float]:
     """Mean and maximum over the groups of each part of their age."""
-    values = {}
+    values: dict[str, float] = {}
     for name, parts in zip(("publish_lag", "in_flight", "in_queue"), zip(*lease.staleness, strict=True), strict=True):
         values |= {f"age_{name}_mean": float(np.mean(parts)), f"age_{name}_max": max(parts)}
     return values

@@ -95,7 +95,7 @@ def test_requeues_are_picked_in_order_and_known_after_a_restart_until_a_group_ha
     # A group of p0001 that was in flight already comes in: its problem had its turn.
     curation.report([make_outcome(3, "p0001")])
     curation.close()
-    restarted = make_curation(Pool(tmp_path / "pool"))
+    restarted = make_curation(Pool.open(tmp_path / "pool"))
     # That p0003 was picked is forgotten, as every pick is.
     assert ids(restarted.next(["b", "c"])) == ["p0003", "p0002"]
 
