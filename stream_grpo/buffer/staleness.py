@@ -103,7 +103,7 @@ class Totals:
 
 
 @dataclass(slots=True)
-class _Share:
+class Share:
     """What became of the groups of a problem, since it first lost one."""
 
     num_lost: int = 0
@@ -121,7 +121,7 @@ class Losses:
         """Of each problem, since a group of it was last trained."""
         self._num_requeued = 0
         # In both the problem that lost a group last is the last one.
-        self._shares: dict[str, _Share] = {}
+        self._shares: dict[str, Share] = {}
         self._never_fresh: dict[str, int] = {}
 
     def apply(self, row: Transition, held: Held | None) -> None:
@@ -147,7 +147,7 @@ class Losses:
             self._lost.add(record)
         if not problem_id:
             return
-        share = self._shares[problem_id] = self._shares.pop(problem_id, _Share())
+        share = self._shares[problem_id] = self._shares.pop(problem_id, Share())
         share.num_lost += 1
         if is_of_age and not self.may_requeue(problem_id):
             self._never_fresh[problem_id] = self._never_fresh.pop(problem_id, 0) + 1

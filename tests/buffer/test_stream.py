@@ -163,7 +163,7 @@ def settings_of_a_run(draw: Callable[..., Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     rules=settings_of_a_run(),
