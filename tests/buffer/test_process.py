@@ -69,8 +69,11 @@ class Running:
         channel.hello()
         return channel
 
+    def learner_channel(self) -> LearnerChannel:
+        return LearnerChannel(self.client())
+
     def learner(self, version: PolicyVersion = V0) -> LearnerChannel:
-        channel = LearnerChannel(self.client())
+        channel = self.learner_channel()
         channel.start(version, {})
         return channel
 
