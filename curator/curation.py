@@ -77,6 +77,8 @@ class Curation:
         self._num_in_flight_P = np.zeros(len(ids), np.int64)
         self._open: OrderedDict[str, _Choice] = OrderedDict()
         self._ended: OrderedDict[str, _Choice] = OrderedDict()
+        self._requeued: dict[int, None] = {}
+        """Problems to be picked before any draw, oldest first."""
         self._pending: list[Outcome] = []
         self._next_sequence = 0
         self._fates: Counter[str] = Counter()
@@ -100,7 +102,7 @@ class Curation:
         """One problem for each group. A group that has a pick keeps it, so repeating the question is harmless.
 
         Within a call problems differ as long as there are enough. The choice depends on the state, the seed and the
-        first group id that has no pick yet, not on earlier draws.
+        first group id that has no pick yet, not on earlier draws. Problems that the buffer requeued come first.
         """
         new = [g for g in dict.fromkeys(group_ids) if g not in self._open and g not in self._ended]
         if new:
@@ -118,6 +120,11 @@ class Curation:
         rng = draw_rng(self._seed, group_ids[0])
         signal_P = expected_signal(self.rate.rate_P, self._group_size)
         left = list(reversed(group_ids))
+        while left and self._requeued:
+            index = next(iter(self._requeued))
+            del self._requeued[index]
+            self._open[left.pop()] = _Choice(index, 1.0, float(signal_P[index]))
+            self._num_in_flight_P[index] += 1
         while left:
             q_P = selection_probabilities(signal_P, self._num_in_flight_P > 0, self._exploration, self._sharpness)
             # When all that q allows are drawn, the next round has a q over what is then free.
@@ -154,6 +161,7 @@ class Curation:
         self._next_sequence = outcome.sequence + 1
         self._fates[outcome.fate] += 1
         self._end(outcome.group_id)
+        self._requeue(outcome)
         if not counts(outcome):
             return
         index = self._index.get(outcome.problem_id)
@@ -164,6 +172,15 @@ class Curation:
         self._num_scored_groups += 1
         if outcome.fate == "no_signal":
             self._causes[no_signal_cause(outcome)] += 1
+
+    def _requeue(self, outcome: Outcome) -> None:
+        """Put a problem first, until a group of it has its outcome: a restart has forgotten what was picked."""
+        index = self._index.get(outcome.problem_id)
+        if index is None:
+            return
+        self._requeued.pop(index, None)
+        if outcome.fate == "requeued":
+            self._requeued[index] = None
 
     def _end(self, group_id: str) -> None:
         choice = self._open.pop(group_id, None)
@@ -202,6 +219,7 @@ class Curation:
             "too_hard": int(np.count_nonzero(seen < TOO_HARD_RATE)),
             "picks": self._num_picks,
             "in_flight": len(self._open),
+            "requeued": len(self._requeued),
             "next_sequence": self._next_sequence,
             "durable_sequence": self.position().durable_sequence,
             "fates": dict(self._fates),

@@ -68,7 +68,7 @@ class Outcome:
     seconds: float
     """From dispatch to the end of the last rollout."""
     fate: str
-    """How the buffer took it: accepted, no_signal, invalid, stale or refused."""
+    """How the buffer took it: accepted, no_signal, invalid, stale or refused; `requeued`: pick its problem next."""
 
 
 PROBLEM_SCHEMA = pa.schema(

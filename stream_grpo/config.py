@@ -7,6 +7,7 @@ under a field is its documentation. `config_file` reads and writes the tree.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +20,10 @@ from stream_grpo.algo.recipe import Recipe, readers
 ProblemField = Literal["prompt", "answer", "verifier", "problem_id", "domain", "source"]
 """What is read of a row of problems."""
 AdamBeta = Annotated[float, Field(ge=0, lt=1)]
+TooOld = Literal["wait", "drop", "requeue", "baseline_only"]
+"""What is done about groups that get too old."""
+Selector = Literal["fewest_steps_left", "freshest_first", "expected_signal"]
+"""Which groups a step takes first."""
 
 
 class Section(BaseModel):
@@ -129,6 +134,17 @@ class Stream(Section):
     """Groups that one learner step consumes."""
     max_policy_age: int = Field(4, ge=0)
     """No token older than this is ever trained on. 0 is the synchronous loop."""
+    too_old: TooOld = "wait"
+    """`wait`: a step waits for groups that would be too old after it. The others never wait: `drop` ends what is too
+    old as stale, `requeue` has its problem sampled again, `baseline_only` keeps its rewards in its group's baseline."""
+    max_requeues: int = Field(3, ge=1)
+    """`requeue`: how often in a row a problem is sampled again before it is reported as never fresh."""
+    selector: Selector = "fewest_steps_left"
+    """Which groups a step takes first: with fewest steps left, the youngest, or whose rewards vary most."""
+    max_uses: int = Field(1, ge=1)
+    """In how many steps a group may be trained on, each within max_policy_age."""
+    reuse_share: float = Field(0.25, gt=0, lt=1)
+    """`max_uses` above 1: share of a step's groups, rounded down, that is left to groups trained on before."""
     publish_interval: int = Field(1, ge=1)
     """Learner steps between two publishes; at most max_policy_age + 1."""
     sample_deadline_s: float = Field(120.0, gt=0)
@@ -137,6 +153,12 @@ class Stream(Section):
     """A wait longer than this ends the run with the name of who was waited for."""
     max_groups_without_signal: int = Field(2000, ge=1)
     """So many groups in a row without spread end the run with their counts, where the recipe needs spread."""
+
+    @property
+    def reused_per_step(self) -> int:
+        """Groups of a step, at most, that were trained on before."""
+        # A share of 0.29 of 100 is 29, not the 28 that rounding makes of it.
+        return math.floor(self.reuse_share * self.groups_per_step + 1e-9) if self.max_uses > 1 else 0
 
 
 class Buffer(Section):
@@ -395,6 +417,7 @@ def _stream_complaints(config: Config) -> Iterable[str]:
             f"stream.publish_interval = {stream.publish_interval}: no ticket could ever be issued; at most "
             f"max_policy_age + 1 = {stream.max_policy_age + 1}"
         )
+    yield from _staleness_complaints(stream)
     if stream.groups_per_step % learner.num_ranks:
         yield (
             f"stream.groups_per_step = {stream.groups_per_step} is not a multiple of learner.num_ranks = "
@@ -419,8 +442,37 @@ def _stream_complaints(config: Config) -> Iterable[str]:
             f"algo.kl_horizon = {config.algo.kl_horizon}: below the {num_sequences} sequences of one learner step; the "
             f"coefficient would overshoot; use some hundred times as many"
         )
+    num_fresh = stream.groups_per_step - stream.reused_per_step
+    if num_fresh < learner.num_minibatches:
+        yield (
+            f"stream.reuse_share = {stream.reuse_share:g}: a step may have no more than its {num_fresh} fresh groups, "
+            f"too few for learner.num_minibatches = {learner.num_minibatches}; lower one of the two"
+        )
     if stream.groups_per_step % learner.num_minibatches:
         yield (
             f"learner.num_minibatches = {learner.num_minibatches} does not divide stream.groups_per_step = "
             f"{stream.groups_per_step}"
+        )
+
+
+def _staleness_complaints(stream: Stream) -> Iterable[str]:
+    if stream.selector != "fewest_steps_left" and stream.too_old == "wait":
+        yield (
+            f"stream.selector = {stream.selector} with stream.too_old = wait: any other order than fewest steps left "
+            f"may leave behind what is then too old, however long a step waits; use another too_old, as drop"
+        )
+    if stream.max_policy_age == 0 and stream.too_old != "wait":
+        yield (
+            f"stream.too_old = {stream.too_old} with stream.max_policy_age = 0: the synchronous loop waits for its "
+            f"whole block, and nothing gets too old; use too_old = wait, or a larger max_policy_age"
+        )
+    if stream.max_uses > 1 and stream.max_policy_age == 0:
+        yield (
+            f"stream.max_uses = {stream.max_uses} with stream.max_policy_age = 0: after its first use every group is 1 "
+            f"step old, and too old for another; use max_uses = 1, or a larger max_policy_age"
+        )
+    if stream.max_uses > 1 and not stream.reused_per_step:
+        yield (
+            f"stream.reuse_share = {stream.reuse_share:g} of stream.groups_per_step = {stream.groups_per_step} is less "
+            f"than one group: nothing would be used again; raise one of the two, or use max_uses = 1"
         )

@@ -241,15 +241,15 @@ class AgeAccount:
     """The policy ages of the learner steps that the model is made of, over all starts of a run."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[int, int, float]] = []
-        """Step, largest age, mean age."""
+        self._steps: list[tuple[int, int, float, int]] = []
+        """Step, largest age, mean age, groups."""
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Take a line of metrics; only learner steps count."""
         if line["event"] == "step":
             # After a restore a step is made again: what had come from there on is lost.
             self.keep_before(line["step"])
-            self._steps.append((line["step"], line["age_max"], line["age_mean"]))
+            self._steps.append((line["step"], line["age_max"], line["age_mean"], line["num_groups"]))
 
     def keep_before(self, step: int) -> None:
         """Forget this step and all later ones."""
@@ -264,12 +264,13 @@ class AgeAccount:
     @property
     def max(self) -> int:
         """The largest age of a group that was trained."""
-        return max((largest for _, largest, _ in self._steps), default=0)
+        return max((largest for _, largest, *_ in self._steps), default=0)
 
     @property
     def mean(self) -> float:
-        """Mean age of the trained groups: every step has as many."""
-        return sum(mean for *_, mean in self._steps) / len(self._steps) if self._steps else 0.0
+        """Mean age of the trained groups; one that is used again counts once a use."""
+        num_groups = sum(num for *_, num in self._steps)
+        return sum(mean * num for *_, mean, num in self._steps) / num_groups if num_groups else 0.0
 
 
 def headline_of(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,12 +312,14 @@ def _loop_facts(
 
 
 def _account(ledger: Mapping[str, Any]) -> dict[str, Any]:
-    """Groups and tokens by fate, over all starts of the run."""
+    """Groups and tokens by fate, further uses, and what was lost to age, over all starts of the run."""
     tokens = dict(ledger["tokens"])
     return {
         "tokens": tokens,
         "trained_share": tokens["trained"] / tokens["generated"] if tokens["generated"] else 0.0,
         "groups": dict(ledger["groups"]),
+        "reused": dict(ledger["reused"]),
+        "losses": dict(ledger["losses"]),
         "ledger_closes": bool(ledger["closes"]),
     }
 

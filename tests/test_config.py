@@ -113,6 +113,18 @@ def test_c52_an_unknown_section_is_refused() -> None:
             "sample_deadline_s = 20: .* use more than 20",
         ),
         ({"stream": {"publish_interval": 6, "max_policy_age": 4}}, "at most max_policy_age \\+ 1 = 5"),
+        (
+            {"stream": {"selector": "freshest_first"}},
+            "selector = freshest_first with stream.too_old = wait: any other order .* use another too_old, as drop",
+        ),
+        ({"stream": {"too_old": "drop", "max_policy_age": 0}}, "too_old = drop .* the synchronous loop waits"),
+        ({"stream": {"max_uses": 2, "max_policy_age": 0}}, "max_uses = 2 .* every group is 1 step old"),
+        ({"stream": {"max_uses": 2, "groups_per_step": 3}}, "reuse_share = 0.25 .* = 3 is less than one group"),
+        (
+            {"stream": {"max_uses": 2, "groups_per_step": 4, "reuse_share": 0.75}, "learner": {"num_minibatches": 4}},
+            "no more than its 1 fresh groups, too few for learner.num_minibatches = 4",
+        ),
+        ({"stream": {"reuse_share": 1.0}}, "less than 1"),
         ({"sampler": {"top_p": 0.9}}, "smaller support"),
         ({"sampler": {"top_k": 10}}, "smaller support"),
         ({"algo": {"preset": "icepop", "correction_low": 3.0}}, "1 must lie between"),
@@ -171,3 +183,12 @@ def test_every_field_has_its_sentence() -> None:
     for section in Config.model_fields.values():
         for name, field in section.annotation.model_fields.items():  # type: ignore[union-attr]
             assert field.description, name
+
+
+def test_the_share_of_places_for_reuse_is_rounded_down() -> None:
+    def places(**stream: object) -> int:
+        return parse(tree(stream=stream), "x").stream.reused_per_step  # type: ignore[arg-type]
+
+    assert (places(groups_per_step=30), places(groups_per_step=30, max_uses=2)) == (0, 7)  # 7.5
+    # 0.29 * 100 is 28.999999999999996 in floating point.
+    assert places(groups_per_step=100, max_uses=2, reuse_share=0.29) == 29

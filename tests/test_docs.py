@@ -11,6 +11,8 @@ import torch
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.algo.statistics import Ratio, gather, measure
+from stream_grpo.buffer.staleness import Losses, Staleness
+from stream_grpo.config import Stream
 from stream_grpo.config_file import parse
 
 PAGE = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
@@ -80,3 +82,14 @@ def test_every_metric_of_the_loss_is_on_the_page() -> None:
     assert len(names) > 25
     assert not [name for name in sorted(names) if f"`{name}`" not in PAGE]
     assert {"by_age", "by_length"} <= set(re.findall(r"`(\w+)`", PAGE))
+
+
+def test_the_page_on_staleness_has_every_option_and_figure() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "staleness.md").read_text(encoding="utf-8")
+    for name in ("max_policy_age", "publish_interval", "max_requeues", "max_uses", "reuse_share", "sample_deadline_s"):
+        assert f"| `{name}` | {Stream.model_fields[name].default:g} |" in page
+    for name in ("too_old", "selector"):
+        assert f"| `{name}` | `{Stream.model_fields[name].default}` |" in page
+        assert not [word for word in options(Stream.model_fields[name].annotation) if f"**`{word}`**" not in page]
+    assert not [name for name in (*Losses(1).as_fields(), "lost_share") if f"`{name}`" not in page]
+    assert not [part for part in Staleness._fields if f"`age_{part}_*`" not in page]

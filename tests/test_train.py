@@ -53,7 +53,7 @@ def test_a_start_without_a_step_has_no_wall_and_no_overlap() -> None:
 def test_ages_are_those_of_all_learner_steps() -> None:
     ages = AgeAccount()
     for step, largest, mean in ((1, 0, 0.0), (2, 3, 1.5), (3, 2, 1.5)):
-        ages.add({"event": "step", "step": step, "age_max": largest, "age_mean": mean})
+        ages.add({"event": "step", "step": step, "age_max": largest, "age_mean": mean, "num_groups": 2})
     ages.add({"event": "status"})
     assert (ages.step, ages.max, ages.mean) == (3, 3, 1.0)
 
@@ -61,12 +61,16 @@ def test_ages_are_those_of_all_learner_steps() -> None:
 def test_steps_that_a_restore_made_again_count_once() -> None:
     ages = AgeAccount()
     for branch, step, largest in ((0, 1, 0), (0, 2, 4), (0, 3, 2), (1, 2, 1), (1, 3, 1)):
-        ages.add({"event": "step", "branch": branch, "step": step, "age_max": largest, "age_mean": largest / 2})
+        line = {"event": "step", "branch": branch, "step": step, "age_max": largest, "age_mean": largest / 2}
+        ages.add({**line, "num_groups": 2})
     # Of branch 0 only step 1 is left: ages 0, 1, 1 with means 0, 0.5, 0.5.
     assert (ages.step, ages.max) == (3, 1)
     assert ages.mean == pytest.approx(1 / 3)
     ages.keep_before(3)  # the learner ended at step 2
     assert (ages.step, ages.max, ages.mean) == (2, 1, 0.25)
+    # With groups used again steps differ: a mean of 2 over 4 groups beside means of 0 and 0.5 over 2 each.
+    ages.add({"event": "step", "branch": 2, "step": 3, "age_max": 3, "age_mean": 2.0, "num_groups": 4})
+    assert ages.mean == pytest.approx((0 * 2 + 0.5 * 2 + 2 * 4) / 8)
 
 
 def finished(run_dir: Path, *, steps: int, checkpoint: int) -> Config:
@@ -95,7 +99,8 @@ def test_a_run_whose_end_is_still_to_be_made_goes_on(tmp_path: Path, what: str) 
 
 
 def test_the_trained_share_is_of_the_generated_tokens() -> None:
-    account = _account({"tokens": {"generated": 200, "trained": 150, "no_signal": 50}, "groups": {}, "closes": True})
+    parts: dict[str, dict[str, int]] = {"groups": {}, "reused": {}, "losses": {}}
+    account = _account({"tokens": {"generated": 200, "trained": 150, "no_signal": 50}, "closes": True, **parts})
     assert account["trained_share"] == 0.75
     assert account["ledger_closes"] is True
 

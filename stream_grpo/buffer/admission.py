@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from stream_grpo.buffer.facts import GroupFacts
 from stream_grpo.buffer.lineage import Lineage
+from stream_grpo.buffer.staleness import oldest_trained
 from stream_grpo.types import Fate
 
 
@@ -18,12 +19,19 @@ class Admission(NamedTuple):
 
 
 def admit(
-    facts: GroupFacts, lineage: Lineage, *, max_policy_age: int, signal_tolerance: float | None, config_hash: str | None
+    facts: GroupFacts,
+    lineage: Lineage,
+    *,
+    max_policy_age: int,
+    signal_tolerance: float | None,
+    config_hash: str | None,
+    by_rollout: bool = False,
 ) -> Admission:
     """Judge a group: invalid before no_signal before stale, else accepted.
 
     A group without signal is one whose valid rewards differ by no more than `signal_tolerance`, found by largest minus
     smallest, never by a deviation. `signal_tolerance` None takes groups without signal, `config_hash` None any hash.
+    Stale is a group with a token older than `max_policy_age`; `by_rollout`, one where every valid rollout has such one.
     """
     wrong = _what_is_wrong(facts, config_hash)
     if wrong:
@@ -31,9 +39,11 @@ def admit(
     if signal_tolerance is not None and facts.spread <= signal_tolerance:
         return Admission(Fate.NO_SIGNAL, _cause(facts))
     try:
-        age = max(lineage.age(version) for version in facts.versions)
+        ages = {version: lineage.age(version) for version in facts.versions}
     except ValueError as error:
         return Admission(Fate.INVALID, f"version: {error}")
+    parts = [rollout.versions for rollout in facts.rollouts] if by_rollout else [facts.versions]
+    age = ages[oldest_trained(parts, ages.__getitem__, max_policy_age)]
     if age > max_policy_age:
         return Admission(Fate.STALE, f"age: {age} at insert, max_policy_age is {max_policy_age}")
     return Admission(Fate.ACCEPTED, "")

@@ -7,6 +7,7 @@ told to others only after `Journal.commit`.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -18,17 +19,20 @@ from stream_grpo.buffer.lineage import Lineage
 from stream_grpo.buffer.outcomes import Outbox
 from stream_grpo.buffer.selectors import Candidate
 from stream_grpo.buffer.signal import SignalWatch
+from stream_grpo.buffer.staleness import Losses, oldest_trained
 from stream_grpo.buffer.stock import Held, Stock
 from stream_grpo.buffer.tickets import InFlight, TicketBook
 from stream_grpo.buffer.transitions import Kind, Location, Transition
+from stream_grpo.config import Selector, TooOld
 from stream_grpo.errors import StreamGrpoError
-from stream_grpo.types import Fate
+from stream_grpo.types import Fate, PolicyVersion
 
 REMEMBERED = 16384
 """Inserts that are known again when they are repeated."""
 
 GRACE_S = 15.0
 """After a start no ticket ends for so long: samplers send again, every 10 s, what the buffer was not there to take."""
+_log = logging.getLogger(__name__)
 
 
 class Refusal(StreamGrpoError):
@@ -49,6 +53,17 @@ class Rules:
     """Groups with another one are invalid; None takes any."""
     vocab_size: int | None = None
     """Groups with token ids from here on are invalid; None takes any."""
+    too_old: TooOld = "wait"
+    max_requeues: int = 3
+    selector: Selector = "fewest_steps_left"
+    max_uses: int = 1
+    reused_per_step: int = 0
+    """Places of a step for groups trained on before; the others are fresh."""
+
+    @property
+    def fresh_per_step(self) -> int:
+        """Groups that a step must have, and that the rule of tickets counts."""
+        return self.groups_per_step - self.reused_per_step
 
 
 class Records(Protocol):
@@ -76,8 +91,9 @@ class Book:
         Raises JournalError or LedgerError where the journal contradicts itself.
         """
         self.rules, self.journal = rules, journal
-        self.lineage, self.ledger, self.stock = Lineage(), Ledger(), Stock()
-        self.signal, self.outbox = SignalWatch(), Outbox()
+        self.lineage, self.ledger = Lineage(), Ledger()
+        self.stock = Stock(max_uses=rules.max_uses, max_policy_age=rules.max_policy_age)
+        self.signal, self.outbox, self.losses = SignalWatch(), Outbox(), Losses(rules.max_requeues)
         self.tickets = TicketBook(
             self.lineage,
             run_seed=rules.run_seed,
@@ -109,6 +125,7 @@ class Book:
         self.ledger.apply(row)
         self.tickets.apply(row)
         self.lineage.apply(row)
+        self.losses.apply(row, self.stock.get(row.group_id))
         self.ledger.forget(self.stock.apply(row, self.lineage))
         self.signal.apply(row)
         self.outbox.apply(row)
@@ -139,18 +156,51 @@ class Book:
     def end_other_configurations(self, groups: Iterable[Held], now: float) -> None:
         """End held groups whose configuration is not the run's as invalid, before they are leased."""
         for held in groups:
-            if self.rules.config_hash not in (None, held.config_hash):
+            if not self.is_of_run(held):
                 reason = config_changed(held.config_hash, self.rules.config_hash)
                 self.write(self.row(Kind.INVALID, now, held.group_id, reason))
+
+    def is_of_run(self, held: Held) -> bool:
+        """Whether a held group has the configuration of the run."""
+        return self.rules.config_hash in (None, held.config_hash)
 
     @property
     def num_live(self) -> int:
         """In flight + buffered with signal + leased."""
         return len(self.tickets) + self.stock.num_live
 
+    def oldest_trained(self, held: Held) -> PolicyVersion:
+        """The version of the oldest token of a held group that would be trained."""
+        if self.rules.too_old != "baseline_only":
+            return max(held.versions, key=self.lineage.age)
+        parts = [rollout.versions for rollout in held.rollouts]
+        return oldest_trained(parts, self.lineage.age, self.rules.max_policy_age)
+
     def candidate(self, held: Held) -> Candidate:
-        """A held group in the order: as old as its oldest token."""
-        return Candidate(held.group_id, max(map(self.lineage.age, held.versions)), held.sampler_id)
+        """A held group in the order: as old as its oldest token that would be trained."""
+        age = self.lineage.age(self.oldest_trained(held))
+        return Candidate(held.group_id, age, held.sampler_id, held.reward_variance, held.num_uses)
+
+    def end_too_old(self, held: Held, now: float) -> None:
+        """End a buffered group that no step may train on any more; its problem may be sampled again."""
+        row = replace(self.row(Kind.STALE, now, held.group_id, "age"), problem_id=held.problem_id)
+        self.write(row)
+        self.requeue(held.group_id, held.problem_id, now)
+
+    def requeue(self, group_id: str, problem_id: str, now: float) -> None:
+        """Where `too_old` says so, have the problem of a group that was too old sampled again, so often and no more."""
+        if self.rules.too_old != "requeue":
+            return
+        if self.losses.may_requeue(problem_id):
+            self.write(replace(self.row(Kind.REQUEUED, now, group_id), problem_id=problem_id))
+        elif self.losses.num_lost_after_requeues(problem_id) == 1:
+            _log.warning(
+                "problem %s is never fresh: %d groups in a row got older than max_policy_age = %d; it is not put first "
+                "again before one is trained",
+                problem_id,
+                self.rules.max_requeues + 1,
+                self.rules.max_policy_age,
+            )
 
     def ticket_candidate(self, held: InFlight) -> Candidate:
         """A group in flight in the order: as old as its oldest token may be."""

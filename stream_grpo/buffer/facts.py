@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,15 @@ from numpy.typing import NDArray
 from stream_grpo.buffer.soundness import Tokens, fault_of
 from stream_grpo.transport.codec import GROUP_SCHEMA
 from stream_grpo.types import Decision, EndReason, PolicyVersion
+
+
+class RolloutFacts(NamedTuple):
+    """A valid rollout in numbers."""
+
+    num_tokens: int
+    """Sampled tokens."""
+    versions: frozenset[PolicyVersion]
+    """That sampled them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +37,10 @@ class GroupFacts:
     config_hash: str
     rewards: tuple[float, ...]
     """Of the valid rollouts."""
+    rollouts: tuple[RolloutFacts, ...]
+    """The valid ones, in the same order."""
+    num_rollouts: int
+    """All of them."""
     num_passed: int
     """Valid rollouts whose verifier said pass."""
     num_failed: int
@@ -54,6 +68,17 @@ class GroupFacts:
         """Largest minus smallest reward of the valid rollouts; 0 where there is none."""
         return max(self.rewards) - min(self.rewards) if self.rewards else 0.0
 
+    @property
+    def reward_sum(self) -> float:
+        """Of the valid rollouts; 0 where one of their rewards is not finite."""
+        total = sum(self.rewards)
+        return total if math.isfinite(total) else 0.0
+
+    @property
+    def reward_variance(self) -> float:
+        """Population variance of the valid rewards; 0 where there is none."""
+        return float(np.var(self.rewards)) if self.rewards else 0.0
+
 
 def batch_of_record(data: bytes) -> pa.RecordBatch:
     """The record batch of bytes that were checked before: on receipt, or by their CRC32."""
@@ -70,6 +95,7 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
     mask = tokens.loss_mask
     branches, steps = _per_token(batch, "version_branch")[mask], tokens.version_step[mask]
     sampled = np.bincount(tokens.rollout[mask], minlength=batch.num_rows)
+    versions = _versions_by_rollout(tokens.rollout[mask], branches, steps, batch.num_rows)
     rewards, decisions = batch.column("reward").to_pylist(), batch.column("decision").to_pylist()
     end_reasons = batch.column("end_reason").to_pylist()
     cut = (EndReason.ABORT, EndReason.ERROR)
@@ -87,11 +113,13 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
         sampler_id=first("sampler_id"),
         config_hash=first("config_hash"),
         rewards=tuple(reward for reward, is_valid in zip(rewards, valid, strict=True) if is_valid),
+        rollouts=tuple(RolloutFacts(int(sampled[r]), versions[r]) for r, is_valid in enumerate(valid) if is_valid),
+        num_rollouts=batch.num_rows,
         num_passed=num_passed,
         num_failed=num_failed,
         num_unscored=batch.num_rows - num_passed - num_failed,
         num_truncated=end_reasons.count(EndReason.LENGTH.value),
-        versions=frozenset(PolicyVersion(b, s) for b, s in set(zip(branches.tolist(), steps.tolist(), strict=True))),
+        versions=frozenset[PolicyVersion]().union(*versions),
         mean_step=float(steps.mean()) if len(steps) else -1.0,
         num_tokens=len(steps),
         seconds=first("finished_at_s") - first("dispatched_at_s"),
@@ -99,6 +127,20 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
         mixed_context_tokens=_mixed_context_tokens(batch, tokens),
         fault=fault_of(tokens, np.array(valid, np.bool_), vocab_size),
     )
+
+
+def _versions_by_rollout(
+    rollout: NDArray[Any], branches: NDArray[Any], steps: NDArray[Any], num_rollouts: int
+) -> list[frozenset[PolicyVersion]]:
+    versions: list[set[PolicyVersion]] = [set() for _ in range(num_rollouts)]
+    # A version is looked at where it begins: in a rollout it changes seldom, and never back.
+    begins = np.ones(len(steps), np.bool_)
+    begins[1:] = (np.diff(rollout) != 0) | (np.diff(branches) != 0) | (np.diff(steps) != 0)
+    for index, branch, step in zip(
+        rollout[begins].tolist(), branches[begins].tolist(), steps[begins].tolist(), strict=True
+    ):
+        versions[index].add(PolicyVersion(branch, step))
+    return list(map(frozenset, versions))
 
 
 def _per_token(batch: pa.RecordBatch, name: str) -> NDArray[Any]:

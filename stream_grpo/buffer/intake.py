@@ -110,7 +110,7 @@ class Intake:
             lag = self._lineage.age_in_flight(version)
         except ValueError as error:
             return [], 0, f"weights {version}: {error}"
-        age, size, live = self._rules.max_policy_age, self._rules.groups_per_step, self._book.num_live
+        age, size, live = self._rules.max_policy_age, self._rules.fresh_per_step, self._book.num_live
         if lag > age:
             return [], 0, f"weights {version} are {lag} steps old, max_policy_age is {age}"
         # A ticket that is issued again leaves the count of live groups before it enters it.
@@ -195,6 +195,9 @@ class Intake:
             num_tokens=facts.num_tokens,
             num_truncated=facts.num_truncated,
             mixed_context_tokens=facts.mixed_context_tokens,
+            num_rollouts=facts.num_rollouts,
+            num_valid=len(facts.rewards),
+            reward_sum=facts.reward_sum,
         )
 
     def _take(self, group: _Arrived, now: float) -> None:
@@ -205,10 +208,13 @@ class Intake:
             max_policy_age=rules.max_policy_age,
             signal_tolerance=rules.signal_tolerance,
             config_hash=rules.config_hash,
+            by_rollout=rules.too_old == "baseline_only",
         )
         self._book.write(self._row_of(facts, admission, now), group.data)
         if admission.fate is Fate.ACCEPTED:
             self._stock.keep(facts, group.data)
+        elif admission.fate is Fate.STALE:
+            self._book.requeue(facts.group_id, facts.problem_id, now)
         self._answers += [Answer(asked_by, *admission) for asked_by in group.asked_by]
 
     def _refuse(self, group: _Arrived, why: str, now: float) -> None:

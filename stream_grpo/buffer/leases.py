@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from stream_grpo.buffer.book import Book, Refusal
-from stream_grpo.buffer.facts import batch_of_record, facts_of
 from stream_grpo.buffer.lineage import contains, forks_to_json
-from stream_grpo.buffer.selectors import keep_in_order, select
+from stream_grpo.buffer.selectors import ORDERS, keep_in_order, select, select_again
+from stream_grpo.buffer.staleness import Staleness, staleness
 from stream_grpo.buffer.stock import Held
 from stream_grpo.buffer.transitions import Kind, Transition
 from stream_grpo.types import Forks, PolicyVersion
@@ -18,7 +19,11 @@ class Batch(NamedTuple):
     """The groups of a step, or why there are none yet."""
 
     groups: list[Held]
+    """Those that were trained on before come last."""
+    records: list[bytes]
     ages: list[int]
+    staleness: list[Staleness]
+    """The parts of each age."""
     cause: str
 
 
@@ -66,19 +71,35 @@ class Leases:
 
         Their tokens are counted as the learner counts them.
         """
-        for held in self._stock.leased():
-            facts = facts_of(batch_of_record(held.data))
-            tokens = {"trained": facts.num_valid_tokens, "masked": facts.num_tokens - facts.num_valid_tokens}
-            self._book.write(self._trained_row(made, held.group_id, tokens, now))
+        # All before the first is written: with it the learner is a step further, and every age one more.
+        rows = []
+        for held in [*self._stock.leased(), *self._stock.lent()]:
+            num_valid, num_baseline_only = sum(r.num_tokens for r in held.rollouts), self._num_baseline_only(held)
+            tokens = {
+                "trained": num_valid - num_baseline_only,
+                "baseline_only": num_baseline_only,
+                "masked": held.num_tokens - num_valid,
+            }
+            rows.append(self._trained_row(made, held, tokens, now))
+        for row in rows:
+            self._book.write(row)
+
+    def _num_baseline_only(self, held: Held) -> int:
+        """Tokens of the valid rollouts that are too old to be trained on, where these stay in the baseline."""
+        if self._rules.too_old != "baseline_only":
+            return 0
+        limit, age_of = self._rules.max_policy_age, self._lineage.age
+        return sum(r.num_tokens for r in held.rollouts if max(map(age_of, r.versions)) > limit)
 
     def _restore(self, now: float) -> None:
+        self._undo_uses(now)
         self._book.end_other_configurations(self._unseen(), now)
         back = [*self._stock.leased(), *self._unseen()]
         live = [
             *map(self._book.candidate, [*self._stock.accepted(), *back]),
             *map(self._book.ticket_candidate, self._tickets),
         ]
-        kept = keep_in_order(live, self._rules.groups_per_step, self._rules.max_policy_age)
+        kept = keep_in_order(live, self._rules.fresh_per_step, self._rules.max_policy_age)
         for held in back:
             if held.group_id in kept:
                 self._book.write(self._book.row(Kind.RESTORED, now, held.group_id))
@@ -89,6 +110,16 @@ class Leases:
             if flight.ticket.group_id not in kept:
                 self._book.end_ticket(flight, "restore", now)
         self._stock.load(self._book.journal.read)
+
+    def _undo_uses(self, now: float) -> None:
+        """Take back the further uses that the learner's version does not contain."""
+        learner, forks = self._lineage.learner, self._lineage.forks
+        for held in self._stock.used():
+            for made in [made for made in held.uses if not contains(learner, made, forks)]:
+                row = Transition(
+                    kind=Kind.UNDONE, time_s=now, group_id=held.group_id, branch=made.branch, step=made.step
+                )
+                self._book.write(replace(row, trained_tokens=held.uses[made]))
 
     def _unseen(self) -> list[Held]:
         """Trained groups that the learner's version does not contain."""
@@ -109,23 +140,59 @@ class Leases:
                 raise Refusal(f"{self._signal.sentence()}; stream.max_groups_without_signal is reached")
             cause = self._lease_batch(now)
             if cause:
-                return Batch([], [], cause)
-        leased = self._stock.leased()
-        return Batch(leased, [self._book.candidate(held).age for held in leased], "")
+                return Batch([], [], [], [], cause)
+        groups = [*self._stock.leased(), *self._stock.lent()]
+        oldest = [self._book.oldest_trained(held) for held in groups]
+        return Batch(
+            groups,
+            [held.data or self._book.journal.read(held.location, held.group_id) for held in groups],
+            list(map(self._lineage.age, oldest)),
+            [self._staleness(held, of) for held, of in zip(groups, oldest, strict=True)],
+            "",
+        )
+
+    def _staleness(self, held: Held, version: PolicyVersion) -> Staleness:
+        lineage = self._lineage
+        return staleness(
+            version,
+            issued_at=held.issued_at,
+            inserted_at=held.record.version,
+            learner=lineage.learner,
+            forks=lineage.forks,
+        )
 
     def _lease_batch(self, now: float) -> str:
         """Lease the next batch; the cause where it must wait."""
-        rules = self._rules
-        available = [self._book.candidate(held) for held in self._stock.accepted()]
-        for group in available:
-            if group.age > rules.max_policy_age:
-                self._book.write(self._book.row(Kind.STALE, now, group.group_id, "age"))
-        young = [group for group in available if group.age <= rules.max_policy_age]
-        in_flight = [self._book.ticket_candidate(held) for held in self._tickets]
-        selection = select(young, in_flight, rules.groups_per_step, rules.max_policy_age)
+        rules, book, limit = self._rules, self._book, self._rules.max_policy_age
+        available = []
+        for held in self._stock.accepted():
+            group = book.candidate(held)
+            if group.age <= limit:
+                available.append(group)
+            else:
+                book.end_too_old(held, now)
+        selection = select(
+            available,
+            [book.ticket_candidate(held) for held in self._tickets],
+            rules.fresh_per_step,
+            limit,
+            order=ORDERS[rules.selector],
+            waits=rules.too_old == "wait",
+        )
+        for group_id in self._select_again() if selection.batch else ():
+            book.write(book.row(Kind.LENT, now, group_id))
         for group_id in selection.batch:
-            self._book.write(self._book.row(Kind.LEASED, now, group_id))
+            book.write(book.row(Kind.LEASED, now, group_id))
         return selection.cause
+
+    def _select_again(self) -> tuple[str, ...]:
+        """Trained groups that the next step uses once more."""
+        rules, book = self._rules, self._book
+        if not rules.reused_per_step:
+            return ()
+        trained = [book.candidate(held) for held in self._stock.used() if book.is_of_run(held)]
+        young = [group for group in trained if group.age <= rules.max_policy_age]
+        return select_again(young, rules.reused_per_step, order=ORDERS[rules.selector], max_uses=rules.max_uses)
 
     def trained(
         self, version: PolicyVersion, group_ids: Sequence[str], tokens: Mapping[str, Mapping[str, int]], now: float
@@ -135,32 +202,31 @@ class Leases:
         Raises Refusal where the groups are not those leased, LedgerError where the tokens do not add up.
         """
         if version == self._lineage.version and set(group_ids) == {
-            held.group_id for held in self._stock.trained() if held.version == version
+            held.group_id for held in self._stock.used() if version in (held.version, *held.uses)
         }:
             return
-        leased = {held.group_id: held for held in self._stock.leased()}
+        leased = {held.group_id: held for held in [*self._stock.leased(), *self._stock.lent()]}
         learner = self._lineage.learner
         if version != _next(learner):
             raise Refusal(f"trained {version}: the step from {learner} makes another version")
         if len(group_ids) != len(leased) or set(group_ids) != set(leased) or set(tokens) != set(leased):
             raise Refusal(f"trained {version}: reported {sorted(group_ids)}, leased {sorted(leased)}")
-        rows = [self._trained_row(version, group_id, tokens[group_id], now) for group_id in group_ids]
+        rows = [self._trained_row(version, leased[group_id], tokens[group_id], now) for group_id in group_ids]
         for row in rows:
             self._ledger.check_row(row)
         for row in rows:
             self._book.write(row)
         self._ledger.check()
 
-    def _trained_row(self, version: PolicyVersion, group_id: str, tokens: Mapping[str, int], now: float) -> Transition:
-        unknown = set(tokens) - {"trained", "masked", "baseline_only"}
-        if unknown:
-            raise Refusal(f"trained {version}: group {group_id} has tokens of unknown fates {sorted(unknown)}")
+    def _trained_row(self, version: PolicyVersion, held: Held, tokens: Mapping[str, int], now: float) -> Transition:
         return Transition(
-            kind=Kind.TRAINED,
+            kind=Kind.REUSED if held.state is Kind.TRAINED else Kind.TRAINED,
             time_s=now,
-            group_id=group_id,
+            group_id=held.group_id,
+            problem_id=held.problem_id,
             branch=version.branch,
             step=version.step,
+            num_tokens=held.num_tokens,
             trained_tokens=tokens.get("trained", 0),
             masked_tokens=tokens.get("masked", 0),
             baseline_only_tokens=tokens.get("baseline_only", 0),

@@ -6,6 +6,9 @@
 `generated` are the tokens that reached the buffer, refused copies of a group included. `refused` counts those copies:
 the group they are a copy of has its own state. `evaluation` are the tokens of held-out problems, sampled between the
 groups: of no group, reported once for every evaluated version.
+
+`reused` is a second column: the tokens that a step trained on after the step that gave them their fate, once for each
+such step. A restore takes off the uses that its checkpoint does not contain.
 """
 
 from __future__ import annotations
@@ -61,6 +64,7 @@ class Ledger:
         self._tokens: Counter[str] = Counter()
         self._num_ticketed = 0
         self._generated = 0
+        self._num_reuses, self._reused = 0, 0
         self.evaluated: set[PolicyVersion] = set()
         """Versions whose evaluation is in the account."""
         self.ends: Counter[str] = Counter()
@@ -70,6 +74,8 @@ class Ledger:
         """Raises LedgerError where a transition is not legal, or the learner's tokens of a group do not add up."""
         if row.kind is Kind.EVALUATED and row.version in self.evaluated:
             raise LedgerError(f"the evaluation of weights {row.version} is in the account already")
+        if row.kind is Kind.REUSED:
+            self._check_reused(row)
         if row.kind is Kind.REFUSED or row.kind not in _STATES:
             return
         account = self._open.get(row.group_id)
@@ -79,7 +85,7 @@ class Ledger:
         if row.length and before is not Kind.TICKETED:
             raise LedgerError(f"group {row.group_id}: it is {before} and has a record, another cannot come")
         if row.kind is Kind.TRAINED and account:
-            self._check_trained(row, account)
+            self._check_trained(row, account.tokens.total())
 
     def apply(self, row: Transition) -> None:
         """Enter a transition. Raises LedgerError, before anything is entered, where `check_row` does."""
@@ -93,6 +99,10 @@ class Ledger:
             self.evaluated.add(row.version)
             self._tokens["evaluation"] += row.num_tokens
             self._generated += row.num_tokens
+        elif row.kind in (Kind.REUSED, Kind.UNDONE):
+            sign = 1 if row.kind is Kind.REUSED else -1
+            self._num_reuses += sign
+            self._reused += sign * row.trained_tokens
         elif row.kind in _STATES:
             self._move(row)
 
@@ -129,13 +139,20 @@ class Ledger:
             case _:
                 return Counter(buffered=total)
 
-    def _check_trained(self, row: Transition, account: _Account) -> None:
+    def _check_trained(self, row: Transition, num_tokens: int) -> None:
         reported = row.trained_tokens + row.masked_tokens + row.baseline_only_tokens
-        if reported != account.tokens.total():
+        if reported != num_tokens:
             raise LedgerError(
-                f"group {row.group_id}: {account.tokens.total()} sampled tokens, the learner accounts for {reported} "
+                f"group {row.group_id}: {num_tokens} sampled tokens, the learner accounts for {reported} "
                 f"(trained {row.trained_tokens}, masked {row.masked_tokens}, baseline_only {row.baseline_only_tokens})"
             )
+
+    def _check_reused(self, row: Transition) -> None:
+        account = self._open.get(row.group_id)
+        # A group whose end is final has no account any more; `stock` knows that it was trained.
+        if account and account.state is not Kind.TRAINED:
+            raise LedgerError(f"group {row.group_id}: {row.kind} cannot follow {account.state}")
+        self._check_trained(row, row.num_tokens)
 
     def forget(self, group_ids: Iterable[str]) -> None:
         """Trained groups that a kept checkpoint contains: their end is final."""
@@ -152,7 +169,8 @@ class Ledger:
         if groups != self._num_ticketed:
             gap = self._num_ticketed - groups
             return f"{self._num_ticketed} groups were ticketed, {groups} have a state, a gap of {gap}"
-        negative = [name for name, count in (*self._tokens.items(), *self._groups.items()) if count < 0]
+        counts = (*self._tokens.items(), *self._groups.items(), ("reused", self._reused))
+        negative = [name for name, count in counts if count < 0]
         return f"negative counts of {', '.join(negative)}" if negative else ""
 
     def check(self) -> None:
@@ -162,7 +180,8 @@ class Ledger:
             raise LedgerError(f"the account does not close: {gap}")
 
     def as_fields(self) -> dict[str, Any]:
-        """The account as plain values: `groups` by state, `tokens` by fate, and whether it `closes`."""
+        """The account as plain values: `groups` by state, `tokens` by fate, further uses, and whether it `closes`."""
         tokens = {"generated": self._generated} | {fate: self._tokens[fate] for fate in TOKEN_FATES}
         groups = {fate.value: self._groups[fate.value] for fate in Fate}
-        return {"groups": groups, "tokens": tokens, "closes": not self.gap()}
+        reused = {"uses": self._num_reuses, "tokens": self._reused}
+        return {"groups": groups, "tokens": tokens, "reused": reused, "closes": not self.gap()}

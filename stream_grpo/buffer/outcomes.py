@@ -1,8 +1,8 @@
 """Outcomes for the curator: derived from the journal, sent in order, at most one report on its way. Pure.
 
 The sequence of an outcome is the place in the journal of the row that makes it, among those alone that do: of records,
-and of tickets that end without one. These have counts of 0, so that the curator knows that their problem has left
-flight. Refused copies make none.
+of tickets that end without one, and of requeues. The latter two have counts of 0: they tell the curator that a problem
+has left flight, or is to be picked next. Refused copies make none.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from stream_grpo.buffer.leases import Leases
 from stream_grpo.buffer.reporter import Reporter
 from stream_grpo.buffer.requests import count_of, forks_in, list_of, text_of, texts_of, tokens_of, version_in
 from stream_grpo.buffer.signal import WINDOW
-from stream_grpo.buffer.status import figures
+from stream_grpo.buffer.status import account, figures
 from stream_grpo.buffer.tickets import block_size
 from stream_grpo.config import Buffer, Stream
 from stream_grpo.errors import LedgerError
@@ -95,6 +95,11 @@ class BufferProcess:
             signal_tolerance=signal_tolerance,
             config_hash=config_hash,
             vocab_size=vocab_size,
+            too_old=stream.too_old,
+            max_requeues=stream.max_requeues,
+            selector=stream.selector,
+            max_uses=stream.max_uses,
+            reused_per_step=stream.reused_per_step,
         )
         self._book = Book(self._journal, rules, now=clock())
         outbox = self._book.outbox
@@ -305,11 +310,11 @@ class BufferProcess:
         def grant(is_over: bool) -> bool:
             batch = self._leases.lease(version, num_groups, self._clock())
             if batch.groups or is_over:
-                body = [held.data for held in batch.groups]
                 cause = batch.cause
                 if cause and not self._disk.has_room:
                     cause = f"{self._disk.sentence()}; {cause}"
-                self._answer(request, "batch", {"cause": cause, "ages": batch.ages}, body)
+                fields = {"cause": cause, "ages": batch.ages, "staleness": list(map(list, batch.staleness))}
+                self._answer(request, "batch", fields, batch.records)
             return bool(batch.groups) or is_over
 
         self._hold(_Waiting(request, "learner", now + LEASE_WAIT_S, grant))
@@ -317,14 +322,14 @@ class BufferProcess:
     def _trained(self, request: Request, now: float) -> None:
         tokens = tokens_of(request.message)
         self._leases.trained(version_in(request.message), list_of(request.message, "group_ids"), tokens, now)
-        self._answer(request, "counted", self._book.ledger.as_fields())
+        self._answer(request, "counted", account(self._book))
 
     def _checkpointed(self, request: Request, now: float) -> None:
         self._leases.checkpointed(version_in(request.message), now)
         self._answer(request, "noted")
 
     def _ledger(self, request: Request, now: float) -> None:
-        self._answer(request, "ledger", self._book.ledger.as_fields())
+        self._answer(request, "ledger", account(self._book))
 
     # -- status -------------------------------------------------------------------------------------------------------
 

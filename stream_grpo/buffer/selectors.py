@@ -1,14 +1,16 @@
-"""Which groups a step takes: fewest steps left first, then oldest dispatched. Pure; the proof of the age bound.
+"""Which groups a step takes, and whether it waits. Orders are functions; pure; the proof of the age bound.
 
-Words: A is `max_policy_age`, n is groups-per-step. A group's age is that of its oldest token. While it is in flight it
-is the largest age of the weights its ticket was issued for and of the last version of every branch from theirs on that
-a restore has left (`Lineage.age_in_flight`). Its steps left are A minus its age. Live = in flight + buffered + leased.
+Words: A is `max_policy_age`, n is groups-per-step, of which only the fresh places count: those that are not left to
+groups trained on before. A group's age is that of its oldest token. While it is in flight it is the largest age of the
+weights its ticket was issued for and of the last version of every branch from theirs on that a restore has left
+(`Lineage.age_in_flight`). Its steps left are A minus its age. Live = in flight + buffered + leased.
 
 Premises: the learner publishes a version only after the buffer has answered that the step is trained, or the start
 noted; a sampler samples with published weights alone, and its weights never go back (a sampler that breaks this is
 caught by the check of every token, at insert and at lease).
 
-Claim: no group that is leased is older than A, and waiting for the in-flight ones always ends.
+Claim, with `too_old = wait`: no group that is leased is older than A, no group is too old while it waits, and waiting
+for the in-flight ones always ends. What the other settings keep of this stands at the end.
 
     I.   At every moment, for every k >= 0, at most (k + 1) n live groups have k or fewer steps left.
     II.  No live group has fewer than 0 steps left.
@@ -44,12 +46,30 @@ be as old as. `keep_in_order` walks the groups in the order and keeps one with s
 (s + 1) n are kept, which is (I) and (II) again. Afterwards a step of the new branch makes every one of these ages one
 larger, as the proof of *Step* asks: all lie on branches that were left. A step that the checkpoint contains, but whose
 report was lost, is counted as trained before the restore.
+
+*Further uses.* With its first use a group stops being live, so that it enters no count above, and no step waits for it.
+It is a candidate for the reused places of a step only while every token of it is at most A old at that step, and the
+fresh places are filled without it. So neither claim depends on it. A restore undoes the uses that the checkpoint does
+not contain; whether a group may be used again afterwards is judged by the same check, against the learner as it is.
+
+*The other settings: drop, requeue, baseline_only.* A step never waits for a group in flight. Before it is filled, every
+buffered group with an age above A ends as stale, and ages do not change between that and the lease: so the bound holds
+by this check alone, in any order and whatever the tickets allowed; (I) need not hold. What is lost is that no group
+gets too old: stragglers do. Progress is as above, and simpler: with n groups young enough the step begins; with fewer,
+live < n, or some are in flight, which arrive or pass their deadline.
+
+*baseline_only* asks the same of a part of a group. Its age is that of the oldest token of those valid rollouts that are
+wholly at most A old; where there is none, of the youngest of all, which is above A, and the group ends as stale. The
+learner trains on a rollout if and only if no token of it is above A, by the same distance, from the same version and
+forks that the lease was granted for. So no trained token is older than A, and each batch has something of each group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from stream_grpo.config import Selector
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +79,12 @@ class Candidate:
     group_id: str
     """Sorts by issue."""
     age: int
-    """Of its oldest token; while it is in flight, of the oldest that it may bring."""
+    """Of its oldest token that would be trained; while it is in flight, of the oldest that it may bring."""
     sampler_id: str = ""
+    reward_variance: float = 0.0
+    """Of its valid rewards; 0 while it is in flight."""
+    num_uses: int = 0
+    """Steps that have trained on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +100,56 @@ def steps_left(group: Candidate, max_policy_age: int) -> int:
     return max_policy_age - group.age
 
 
-def in_order(groups: Iterable[Candidate], max_policy_age: int) -> list[Candidate]:
-    """Fewest steps left, then oldest dispatched."""
-    return sorted(groups, key=lambda group: (steps_left(group, max_policy_age), group.group_id))
+Order = Callable[[Candidate], tuple[float, ...]]
+"""What a step takes first: the least of these. Equal ones go by dispatch, oldest first."""
+
+
+def fewest_steps_left(group: Candidate) -> tuple[float, ...]:
+    """The oldest first, which has the fewest steps left. The only order that keeps (I)."""
+    return (-group.age,)
+
+
+def freshest_first(group: Candidate) -> tuple[float, ...]:
+    """The youngest first."""
+    return (group.age,)
+
+
+def expected_signal(group: Candidate) -> tuple[float, ...]:
+    """The largest variance of rewards first, which is the mean squared advantage: p (1 - p) for pass or fail."""
+    return (-group.reward_variance, -group.age)
+
+
+ORDERS: Mapping[Selector, Order] = {
+    "fewest_steps_left": fewest_steps_left,
+    "freshest_first": freshest_first,
+    "expected_signal": expected_signal,
+}
+"""By the name that the configuration has for them."""
+
+
+def in_order(groups: Iterable[Candidate], order: Order = fewest_steps_left) -> list[Candidate]:
+    """By `order`, then oldest dispatched."""
+    return sorted(groups, key=lambda group: (*order(group), group.group_id))
 
 
 def select(
-    available: Sequence[Candidate], in_flight: Sequence[Candidate], num_groups: int, max_policy_age: int
+    available: Sequence[Candidate],
+    in_flight: Sequence[Candidate],
+    num_groups: int,
+    max_policy_age: int,
+    *,
+    order: Order = fewest_steps_left,
+    waits: bool = True,
 ) -> Selection:
     """The `num_groups` groups that a step takes of `available`, or the cause it must wait.
 
-    The step begins only if for every k >= 0 at most k * num_groups of the live groups left behind have k or fewer steps
-    left. The caller has taken out of `available` what is too old.
+    Where it `waits` for groups in flight, the step begins only if for every k >= 0 at most k * num_groups of the live
+    groups left behind have k or fewer steps left. The caller has taken out of `available` what is too old.
     """
-    ordered = in_order(available, max_policy_age)
-    waited_for = in_order(in_flight, max_policy_age)[:1]
-    left_behind = in_order([*ordered[num_groups:], *in_flight], max_policy_age)
-    fits = all(
+    ordered = in_order(available, order)
+    waited_for = in_order(in_flight)[:1]
+    left_behind = in_order([*ordered[num_groups:], *in_flight])
+    fits = not waits or all(
         count <= steps_left(group, max_policy_age) * num_groups for count, group in enumerate(left_behind, start=1)
     )
     # With nothing in flight the step begins: by (I) it fits, and to wait for nobody would be for ever.
@@ -109,8 +166,18 @@ def select(
 def keep_in_order(live: Iterable[Candidate], num_groups: int, max_policy_age: int) -> set[str]:
     """The groups that still have a place in the order after a restore."""
     kept: set[str] = set()
-    for group in in_order(live, max_policy_age):
+    for group in in_order(live):
         left = steps_left(group, max_policy_age)
         if left >= 0 and len(kept) < (left + 1) * num_groups:
             kept.add(group.group_id)
     return kept
+
+
+def select_again(trained: Iterable[Candidate], num_groups: int, *, order: Order, max_uses: int) -> tuple[str, ...]:
+    """Up to `num_groups` groups for a further use: the least used first, then by `order`.
+
+    The caller has taken out of `trained` what is too old.
+    """
+    usable = [group for group in trained if group.num_uses < max_uses]
+    usable = in_order(usable, lambda group: (group.num_uses, *order(group)))
+    return tuple(group.group_id for group in usable[:num_groups])

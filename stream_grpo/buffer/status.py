@@ -16,7 +16,7 @@ def figures(book: Book, journal: Journal) -> dict[str, Any]:
         "in_flight": len(book.tickets),
         "buffered": book.stock.num_live - book.stock.num_leased,
         "leased": book.stock.num_leased,
-        "ledger": book.ledger.as_fields(),
+        "ledger": account(book),
         "ends": dict(book.ledger.ends),
         "mixed_context_tokens": book.mixed_context_tokens,
         "bytes_on_disk": journal.num_bytes,
@@ -29,3 +29,10 @@ def figures(book: Book, journal: Journal) -> dict[str, Any]:
         "outcomes": book.outbox.num_outcomes,
         "outcomes_acknowledged": book.outbox.num_acknowledged,
     }
+
+
+def account(book: Book) -> dict[str, Any]:
+    """The ledger, and under `losses` what ended as stale; `lost_share` is of generated tokens."""
+    fields = book.ledger.as_fields()
+    share = fields["tokens"]["stale"] / max(1, fields["tokens"]["generated"])
+    return {**fields, "losses": {"lost_share": share, **book.losses.as_fields()}}

@@ -1,4 +1,4 @@
-"""The groups the buffer holds: accepted, leased, and trained ones that a restore may still bring back.
+"""The groups the buffer holds: accepted, leased, and trained ones that a restore may bring back or a step use again.
 
 A fold over transitions, but for the bytes: those of live groups are kept in memory, all others stay on disk.
 """
@@ -6,9 +6,9 @@ A fold over transitions, but for the bytes: those of live groups are kept in mem
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from stream_grpo.buffer.facts import GroupFacts, batch_of_record, facts_of
+from stream_grpo.buffer.facts import GroupFacts, RolloutFacts, batch_of_record, facts_of
 from stream_grpo.buffer.lineage import Lineage, contains
 from stream_grpo.buffer.transitions import Kind, Location, Transition
 from stream_grpo.types import PolicyVersion
@@ -19,30 +19,67 @@ _ENDS = (Kind.STALE, Kind.INVALID)
 
 @dataclass(slots=True)
 class Held:
-    """A group that was accepted and has no final end."""
+    """A group that was accepted and has no final end, or may be used again."""
 
     group_id: str
-    problem_id: str
-    sampler_id: str
-    location: Location
-    num_tokens: int
+    record: Transition
+    """The row that brought it."""
+    issued_at: PolicyVersion
+    """The learner when its ticket was issued."""
     state: Kind
     version: PolicyVersion
     """Leased: the version the step starts from. Trained: the version that was made."""
+    uses: dict[PolicyVersion, int] = field(default_factory=dict)
+    """Versions that further uses made, and the tokens that each trained on."""
     versions: frozenset[PolicyVersion] = frozenset()
     """That sampled its tokens."""
+    rollouts: tuple[RolloutFacts, ...] = ()
+    """The valid ones."""
+    reward_variance: float = 0.0
     config_hash: str = ""
     data: bytes = b""
-    """The record, while the group is live."""
+    """The record's bytes, while the group is live."""
+
+    @property
+    def problem_id(self) -> str:
+        """The problem."""
+        return self.record.problem_id
+
+    @property
+    def sampler_id(self) -> str:
+        """Who sampled it."""
+        return self.record.sampler_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens of all rollouts."""
+        return self.record.num_tokens
+
+    @property
+    def location(self) -> Location:
+        """Where its bytes are."""
+        location = self.record.location
+        assert location is not None
+        return location
+
+    @property
+    def num_uses(self) -> int:
+        """Steps that have trained on it."""
+        return (self.state is Kind.TRAINED) + len(self.uses)
 
 
 class Stock:
     """Held groups in the order they came in."""
 
-    def __init__(self) -> None:
-        """Empty."""
+    def __init__(self, *, max_uses: int = 1, max_policy_age: int = 0) -> None:
+        """Empty. Trained groups are held on for up to `max_uses` while they may be young enough."""
+        self._max_uses, self._max_policy_age = max_uses, max_policy_age
         self._held: dict[str, Held] = {}
         self._leased: dict[str, None] = {}
+        self._lent: dict[str, None] = {}
+        self._final: dict[str, Held] = {}
+        """Trained for good, and still of use: to a step, or to a restore, which undoes further uses."""
+        self._issued: dict[str, PolicyVersion] = {}
         self._num_live = 0
         self.final: PolicyVersion | None = None
         """The oldest kept checkpoint; groups it contains are trained for good."""
@@ -50,16 +87,38 @@ class Stock:
     def apply(self, row: Transition, lineage: Lineage) -> list[str]:
         """Follow a transition; the ids of groups whose training became final."""
         held = self._held.get(row.group_id)
-        if row.kind is Kind.ACCEPTED and row.location:
-            self._held[row.group_id] = Held(
-                row.group_id, row.problem_id, row.sampler_id, row.location, row.num_tokens, row.kind, row.version
-            )
-            self._num_live += 1
-        elif row.kind is Kind.CHECKPOINTED:
-            return self._make_final(row.version, lineage)
-        elif held and row.kind in (Kind.LEASED, Kind.TRAINED, Kind.RESTORED, *_ENDS):
-            self._move(held, row)
+        match row.kind:
+            case Kind.TICKETED:
+                self._issued[row.group_id] = lineage.learner
+            case Kind.ACCEPTED if row.location:
+                issued_at = self._issued.pop(row.group_id, row.version)
+                self._held[row.group_id] = Held(row.group_id, row, issued_at, row.kind, row.version)
+                self._num_live += 1
+            case Kind.STARTED:
+                self._lent.clear()
+            case Kind.CHECKPOINTED:
+                return self._make_final(row.version, lineage)
+            case Kind.LENT:
+                self._lent[row.group_id] = None
+            case Kind.REUSED | Kind.UNDONE:
+                self._use(row)
+            case Kind.STALE | Kind.NO_SIGNAL | Kind.INVALID if held is None:
+                self._issued.pop(row.group_id, None)
+            case Kind.LEASED | Kind.TRAINED | Kind.RESTORED | Kind.STALE | Kind.INVALID if held:
+                self._move(held, row)
+                if row.kind is Kind.TRAINED:
+                    self._forget_used_up(lineage)
+            case _:
+                pass
         return []
+
+    def _use(self, row: Transition) -> None:
+        self._lent.pop(row.group_id, None)
+        held = self[row.group_id]
+        if row.kind is Kind.REUSED:
+            held.uses[row.version] = row.trained_tokens
+        else:
+            del held.uses[row.version]
 
     def _move(self, held: Held, row: Transition) -> None:
         was_live = held.state is not Kind.TRAINED
@@ -78,19 +137,30 @@ class Stock:
 
     def _make_final(self, version: PolicyVersion, lineage: Lineage) -> list[str]:
         self.final = version
-        final = [h.group_id for h in self.trained() if contains(version, h.version, lineage.forks)]
+        final = [h.group_id for h in self._in_state(Kind.TRAINED) if contains(version, h.version, lineage.forks)]
         for group_id in final:
-            del self._held[group_id]
+            self._final[group_id] = self._held.pop(group_id)
+        self._forget_used_up(lineage)
         return final
+
+    def _forget_used_up(self, lineage: Lineage) -> None:
+        """Let go of groups that are trained for good, and that neither a step nor a restore can ask for again."""
+        for group_id, held in list(self._final.items()):
+            # What a step trained on is at least 1 older after it.
+            can_be_used = held.num_uses < self._max_uses and lineage.age(held.version) < self._max_policy_age
+            is_final = all(self.final and contains(self.final, use, lineage.forks) for use in held.uses)
+            if is_final and not can_be_used and group_id not in self._lent:
+                del self._final[group_id]
 
     def keep(self, facts: GroupFacts, data: bytes) -> None:
         """Keep the bytes of a group that was just accepted."""
-        held = self._held[facts.group_id]
+        held = self[facts.group_id]
         held.data, held.versions, held.config_hash = data, facts.versions, facts.config_hash
+        held.rollouts, held.reward_variance = facts.rollouts, facts.reward_variance
 
     def load(self, read: Reader) -> None:
         """Read from disk what is missing in memory, after a restart or a restore."""
-        for held in self._held.values():
+        for held in [*self._held.values(), *self._final.values()]:
             if held.versions and (held.data or held.state is Kind.TRAINED):
                 continue
             data = read(held.location, held.group_id)
@@ -98,7 +168,11 @@ class Stock:
 
     def __getitem__(self, group_id: str) -> Held:
         """A held group."""
-        return self._held[group_id]
+        return self._held.get(group_id) or self._final[group_id]
+
+    def get(self, group_id: str) -> Held | None:
+        """A group whose end is not final, if it is one."""
+        return self._held.get(group_id)
 
     @property
     def num_live(self) -> int:
@@ -118,9 +192,17 @@ class Stock:
         """Leased groups in the order of their batch."""
         return [self._held[group_id] for group_id in self._leased]
 
+    def lent(self) -> list[Held]:
+        """Groups leased for a further use, in the order of their batch."""
+        return [self[group_id] for group_id in self._lent]
+
     def trained(self) -> list[Held]:
         """Trained groups that are not final."""
         return list(self._in_state(Kind.TRAINED))
+
+    def used(self) -> list[Held]:
+        """Trained groups that a step may use again or has, those that are final included."""
+        return [*self._final.values(), *self._in_state(Kind.TRAINED)]
 
     def _in_state(self, state: Kind) -> Iterator[Held]:
         return (held for held in self._held.values() if held.state is state)

@@ -13,13 +13,18 @@ Everything the buffer knows is a fold over these rows, so a restart rebuilds it.
                                                                                   sampler_id, problem_id of a ticket
     refused        learner when it came in    why this copy is not taken          crc32, num_tokens; no record is kept
     leased         learner the step starts at -
-    trained        the version that was made  -                                   tokens by fate
+    trained        the version that was made  -                                   problem_id, tokens by fate
     restored       learner after the restore  -                                   leased or trained, available again
+    lent           learner the step starts at -                                   trained before, leased once more
+    reused         the version that was made  -                                   num_tokens, and those of it by fate
+    undone         version of the use it ends -                                   trained_tokens of that use
+    requeued       learner at the end         -                                   problem_id, to be sampled again first
     started        learner                    forks as JSON: {"1": [0, 10]}
     checkpointed   the oldest kept checkpoint -
     evaluated      the evaluated weights      -                                   sampler_id, num_tokens; once a version
 
-The counts of a record are `num_tokens`, sampled ones, `num_truncated` and `mixed_context_tokens`. `crc32` is of the
+The counts of a record are `num_tokens`, sampled ones, `num_rollouts`, `num_valid`, `reward_sum`, `num_truncated` and
+`mixed_context_tokens`. A `stale` row of an accepted group that was too old names its problem. `crc32` is of the
 record's bytes, `checksum` is the CRC32 of the other columns of the row as a JSON list without spaces: Arrow itself does
 not notice a flipped bit.
 """
@@ -52,6 +57,10 @@ class Kind(StrEnum):
     HELLO = "hello"
     PICKED = "picked"
     RESTORED = "restored"
+    LENT = "lent"
+    REUSED = "reused"
+    UNDONE = "undone"
+    REQUEUED = "requeued"
     STARTED = "started"
     CHECKPOINTED = "checkpointed"
     EVALUATED = "evaluated"
@@ -93,6 +102,11 @@ class Transition:
     """Rollouts that reached the length limit."""
     mixed_context_tokens: int = 0
     """Tokens sampled on a KV cache of older weights."""
+    num_rollouts: int = 0
+    num_valid: int = 0
+    """Rollouts with a reward."""
+    reward_sum: float = 0.0
+    """Of the valid rollouts; 0 where one of their rewards is not finite."""
     reason: str = ""
 
     @property
@@ -107,8 +121,9 @@ class Transition:
 
     @property
     def makes_outcome(self) -> bool:
-        """Whether the curator is told: of every record, and of every ticket that ends without one."""
-        return bool(self.length) or (self.kind is Kind.STALE and bool(self.sampler_id))
+        """Whether the curator is told: of every record, every ticket that ends without one, and every requeue."""
+        is_ticket_end = self.kind is Kind.STALE and bool(self.sampler_id)
+        return bool(self.length) or is_ticket_end or self.kind is Kind.REQUEUED
 
 
 _COLUMNS: Mapping[str, pa.DataType] = {
@@ -130,12 +145,15 @@ _COLUMNS: Mapping[str, pa.DataType] = {
     "baseline_only_tokens": pa.int64(),
     "num_truncated": pa.int32(),
     "mixed_context_tokens": pa.int64(),
+    "num_rollouts": pa.int32(),
+    "num_valid": pa.int32(),
+    "reward_sum": pa.float64(),
     "reason": pa.string(),
 }
 
 TRANSITION_SCHEMA = pa.schema(
     [pa.field(name, of_type, nullable=False) for name, of_type in {**_COLUMNS, "checksum": pa.uint32()}.items()],
-    metadata={"schema": "stream_grpo.transition", "schema_version": "3"},
+    metadata={"schema": "stream_grpo.transition", "schema_version": "4"},
 )
 
 

@@ -92,6 +92,8 @@ class TrainBatch:
     num_groups: int
     num_left_out: int
     """Rollouts that were not valid: they enter neither baseline nor loss."""
+    num_baseline_only: int = 0
+    """Rollouts that enter the baseline and not the loss."""
 
     @property
     def num_sequences(self) -> int:
@@ -123,26 +125,38 @@ def make_train_batch(
     microbatch_tokens: int,
     num_minibatches: int = 1,
     sampled_by: Callable[[PolicyVersion], Sampled] = lambda version: Sampled(0),
+    is_trained: Callable[[Rollout], bool] = lambda rollout: True,
 ) -> TrainBatch:
     """Check the groups, give every valid rollout its advantage, cut into minibatches of whole groups and pack those.
 
     Minibatch i takes groups i, i + num_minibatches, ...: groups come oldest first, and so the ages are spread evenly.
-    The result depends on the order of the groups and on nothing else. Raises ValueError that names group and rollout.
+    Valid rollouts that are not `is_trained` enter the baseline of their group and not the loss. The result depends on
+    the order of the groups and on nothing else. Raises ValueError that names group and rollout.
     """
     if not groups or len(groups) < num_minibatches:
         raise ValueError(f"{len(groups)} groups for {num_minibatches} minibatches")
-    trained = trainable(groups, advantage, vocab_size)
+    trained = trainable(groups, advantage, vocab_size, is_trained)
+    num_valid = sum(rollout.valid for group in groups for rollout in group.rollouts)
     return TrainBatch(
         minibatches=tuple(
             _minibatch(trained[i::num_minibatches], microbatch_tokens, sampled_by) for i in range(num_minibatches)
         ),
         num_groups=len(groups),
-        num_left_out=sum(len(group.rollouts) for group in groups) - sum(map(len, trained)),
+        num_left_out=sum(len(group.rollouts) for group in groups) - num_valid,
+        num_baseline_only=num_valid - sum(map(len, trained)),
     )
 
 
-def trainable(groups: Sequence[RolloutGroup], advantage: AdvantageFunction, vocab_size: int) -> list[list[Trained]]:
-    """The valid rollouts of each group with their advantages. Raises ValueError that names group and rollout."""
+def trainable(
+    groups: Sequence[RolloutGroup],
+    advantage: AdvantageFunction,
+    vocab_size: int,
+    is_trained: Callable[[Rollout], bool] = lambda rollout: True,
+) -> list[list[Trained]]:
+    """The trained rollouts of each group, with advantages among all valid ones.
+
+    Raises ValueError that names group and rollout.
+    """
     owners = [(group, index) for group in groups for index in range(len(group.rollouts))]
     rollouts = [group.rollouts[index] for group, index in owners]
     valid_B = np.array([rollout.valid for rollout in rollouts], dtype=np.bool_)
@@ -156,11 +170,12 @@ def trainable(groups: Sequence[RolloutGroup], advantage: AdvantageFunction, voca
     advantages_B, has_signal_B = advantage(rewards_B, valid_B, group_B, lengths_B)
     if advantages_B.shape != rewards_B.shape or not np.isfinite(advantages_B).all():
         raise ValueError(f"advantages {advantages_B.tolist()} for rewards {rewards_B.tolist()}")
-    problem_tokens_P = np.bincount(group_B, weights=np.where(valid_B, lengths_B, 0), minlength=len(groups))
+    trained_B = valid_B & np.array([is_trained(rollout) for rollout in rollouts], dtype=np.bool_)
+    problem_tokens_P = np.bincount(group_B, weights=np.where(trained_B, lengths_B, 0), minlength=len(groups))
     return [
         [
             Trained(rollouts[at], float(advantages_B[at]), bool(has_signal_B[at]), int(problem_tokens_P[number]))
-            for at in np.flatnonzero(valid_B & (group_B == number))
+            for at in np.flatnonzero(trained_B & (group_B == number))
         ]
         for number in range(len(groups))
     ]

@@ -18,7 +18,7 @@ from stream_grpo.learner.checkpoint import newest_complete, oldest_kept, prune, 
 from stream_grpo.learner.guard import Guard
 from stream_grpo.metrics import MetricsLog
 from stream_grpo.transport.channels import LearnerChannel, Lease
-from stream_grpo.types import PolicyVersion, RolloutGroup, policy_age
+from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup, policy_age
 from stream_grpo.weights.manifest import Probe
 from stream_grpo.weights.probe import gap
 from stream_grpo.weights.publisher import Publisher
@@ -110,18 +110,15 @@ class LearnerProcess:
         values = self._step.run(batch, watch=self._guard.check_ratios)
         step_s = self._clock() - begun
         self._busy_s += step_s
+        tokens = {group.group_id: _tokens_by_fate(group, self._is_trained) for group in lease.groups}
         self._version = PolicyVersion(self._version.branch, self._version.step + 1)
         self._last_step_at = self._clock()
-        self._ledger = self._channel.trained(
-            self._version,
-            [group.group_id for group in lease.groups],
-            {group.group_id: _tokens_by_fate(group) for group in lease.groups},
-        )
+        self._ledger = self._channel.trained(self._version, [group.group_id for group in lease.groups], tokens)
         self._age_max = max(self._age_max, *lease.ages)
         self._age_sum += sum(lease.ages)
         self._num_trained += len(lease.ages)
         self._probe_sequences = _probe_from(lease.groups, self._config.weights.num_probe_sequences)
-        self._metrics.write("step", self._step_record(lease, values, step_s))
+        self._metrics.write("step", self._step_record(lease, batch, values, step_s))
         if (alarm := self._guard.alarm) is not None:
             self._metrics.write("warning", {"message": alarm})
 
@@ -135,13 +132,24 @@ class LearnerProcess:
             microbatch_tokens=self._config.learner.microbatch_tokens,
             num_minibatches=self._config.learner.num_minibatches,
             sampled_by=self._sampled_by,
+            is_trained=self._is_trained,
         )
 
     def _sampled_by(self, version: PolicyVersion) -> Sampled:
         """What is known of the weights that sampled a token, at the start of the step."""
         return Sampled(policy_age(version, self._version, self._branches.forks), self._guard.differs(version))
 
-    def _step_record(self, lease: Lease, values: Mapping[str, float], step_s: float) -> dict[str, Any]:
+    def _is_trained(self, rollout: Rollout) -> bool:
+        """Whether a rollout of a leased group enters the loss: with `baseline_only`, if no token of it is too old."""
+        stream = self._config.stream
+        if stream.too_old != "baseline_only":
+            return True
+        ages = (policy_age(version, self._version, self._branches.forks) for version in rollout.versions())
+        return max(ages, default=0) <= stream.max_policy_age
+
+    def _step_record(
+        self, lease: Lease, batch: TrainBatch, values: Mapping[str, float], step_s: float
+    ) -> dict[str, Any]:
         rollouts = [rollout for group in lease.groups for rollout in group.rollouts]
         rewards = [r.reward.reward for r in rollouts if r.reward.reward is not None]
         return {
@@ -151,12 +159,16 @@ class LearnerProcess:
             "response_tokens_mean": float(np.mean([r.num_sampled_tokens for r in rollouts])),
             "age_max": max(lease.ages),
             "age_mean": float(np.mean(lease.ages)),
+            **_staleness(lease),
+            "num_groups": len(lease.groups),
+            "num_baseline_only": batch.num_baseline_only,
             "step_s": step_s,
             "waited_s": self._waited_s,
             "learner_busy_s": self._busy_s,
             **values,
             "groups": self._ledger["groups"],
             "tokens": self._ledger["tokens"],
+            "reused": self._ledger["reused"],
         }
 
     def _publish(self) -> None:
@@ -201,10 +213,21 @@ class LearnerProcess:
         }
 
 
-def _tokens_by_fate(group: RolloutGroup) -> dict[str, int]:
-    """Sampled tokens of the rollouts that entered the loss, and of those that were left out of it."""
-    trained = sum(r.num_sampled_tokens for r in group.rollouts if r.valid)
-    return {"trained": trained, "masked": group.num_sampled_tokens - trained}
+def _tokens_by_fate(group: RolloutGroup, is_trained: Callable[[Rollout], bool]) -> dict[str, int]:
+    """Sampled tokens of the rollouts that entered the loss, of those in the baseline alone, and of those in neither."""
+    valid = [rollout for rollout in group.rollouts if rollout.valid]
+    num_valid = sum(r.num_sampled_tokens for r in valid)
+    num_trained = sum(r.num_sampled_tokens for r in valid if is_trained(r))
+    masked = group.num_sampled_tokens - num_valid
+    return {"trained": num_trained, "baseline_only": num_valid - num_trained, "masked": masked}
+
+
+def _staleness(lease: Lease) -> dict[str, float]:
+    """Mean and maximum over the groups of each part of their age."""
+    values: dict[str, float] = {}
+    for name, parts in zip(("publish_lag", "in_flight", "in_queue"), zip(*lease.staleness, strict=True), strict=True):
+        values |= {f"age_{name}_mean": float(np.mean(parts)), f"age_{name}_max": max(parts)}
+    return values
 
 
 def _first_probe(config: Config, vocab_size: int) -> list[list[int]]:

@@ -10,10 +10,12 @@ no caller is ever blocked without a cause. An insert alone is held for as long a
     sampler    insert       body: one encoded group                        taken     fate, reason
     sampler    evaluated    sampler_id, version, num_tokens                noted
     learner    start        version, forks                                 started
-    learner    lease        version, num_groups                            batch     cause, ages; body: encoded groups
+    learner    lease        version, num_groups                            batch     cause, ages, staleness; body:
+                                                                                     encoded groups, used ones last
     learner    trained      version (after the step), group_ids, tokens    counted   ledger
     learner    checkpointed version                                        noted
-    anyone     ledger                                                      ledger    groups, tokens, closes
+    anyone     ledger                                                      ledger    groups, tokens, reused, closes,
+                                                                                     losses
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ class Lease:
     groups: tuple[RolloutGroup, ...]
     ages: tuple[int, ...]
     """Policy age of each group at lease."""
+    staleness: tuple[tuple[int, int, int], ...]
+    """Its parts, in steps: publish lag, in flight, in queue."""
     cause: str
     """Why there are no groups yet; empty where there are."""
 
@@ -142,7 +146,9 @@ class LearnerChannel:
         """Ask for the groups of the step that starts from `version`. A repeat gives the same groups."""
         answer = self._client.call("lease", {"version": list(version), "num_groups": num_groups}, timeout_s=timeout_s)
         groups = tuple(decode_group(data) for data in answer.body)
-        return Lease(groups=groups, ages=tuple(answer.fields["ages"]), cause=answer.fields["cause"])
+        fields = answer.fields
+        staleness = tuple((lag, in_flight, in_queue) for lag, in_flight, in_queue in fields["staleness"])
+        return Lease(groups=groups, ages=tuple(fields["ages"]), staleness=staleness, cause=fields["cause"])
 
     def trained(
         self,
@@ -168,7 +174,7 @@ class LearnerChannel:
 
 
 def read_ledger(client: Client, timeout_s: float = 30.0) -> Mapping[str, Any]:
-    """The account as it is now: `groups` and `tokens` by fate, and whether it `closes`."""
+    """The account as it is now: `groups` and `tokens` by fate, `reused`, whether it `closes`, and `losses` to age."""
     return client.call("ledger", timeout_s=timeout_s).fields
 
 

@@ -111,6 +111,15 @@ def group_for(
     return replace(group, ticket_step=ticket.step)
 
 
+def group_by_rollout(
+    ticket: Ticket, versions: Sequence[Sequence[PolicyVersion]], rewards: Sequence[float | None]
+) -> RolloutGroup:
+    """A finished group whose rollouts each have 4 sampled tokens of their own versions."""
+    groups = [group_for(ticket, list(of_one), rewards) for of_one in versions]
+    rollouts = tuple(group.rollouts[index] for index, group in enumerate(groups))
+    return replace(groups[0], rollouts=rollouts)
+
+
 class Buffer:
     """Book, intake and leases of one run, without process and wire; everything is acknowledged at once."""
 

@@ -69,8 +69,11 @@ class Running:
         channel.hello()
         return channel
 
+    def learner_channel(self) -> LearnerChannel:
+        return LearnerChannel(self.client())
+
     def learner(self, version: PolicyVersion = V0) -> LearnerChannel:
-        channel = LearnerChannel(self.client())
+        channel = self.learner_channel()
         channel.start(version, {})
         return channel
 
@@ -494,3 +497,44 @@ def test_an_evaluation_is_counted_once_makes_no_outcome_and_survives_a_kill(run:
 def test_a_malformed_evaluation_is_refused(run: Callable[..., Running], fields: dict[str, Any], named: str) -> None:
     with pytest.raises(RemoteError, match=named):
         run().client().call("evaluated", fields)
+
+
+def test_a_used_group_comes_from_the_journal_over_a_kill_with_the_parts_of_its_age(run: Callable[..., Running]) -> None:
+    running = run(max_uses=2, reuse_share=0.5)  # one fresh group a step, and one used one
+    learner, sampler = running.learner(), running.sampler()
+    insert(sampler, tickets_for(sampler, 1))
+    first = learner.lease(V0, 2)
+    train(learner, first, V0)
+    V1 = PolicyVersion(0, 1)
+    insert(sampler, tickets_for(sampler, 1))  # of weights 0 still: 1 step of publish lag
+    before = learner.lease(V1, 2)
+    running.kill()
+    running.again()
+    lease = learner.lease(V1, 2)
+    assert [group.group_id for group in lease.groups] == ["g00000002", "g00000001"]
+    assert (lease.ages, lease.staleness) == ((1, 1), ((1, 0, 0), (0, 0, 1)))
+    assert lease.staleness == before.staleness
+    assert lease.groups[1].rollouts[0].token_ids.tolist() == first.groups[0].rollouts[0].token_ids.tolist()
+    ledger = train(learner, lease, V1)
+    assert ledger["reused"] == {"uses": 1, "tokens": 8}
+    assert (ledger["groups"]["trained"], ledger["tokens"]["trained"], ledger["closes"]) == (2, 16, True)
+
+
+def test_a_requeue_reaches_the_curator_after_the_outcome_of_its_group(run: Callable[..., Running]) -> None:
+    running = run(curator=FakeCurator(), too_old="requeue", groups_per_step=1, max_policy_age=1)
+    learner, sampler = running.learner(), running.sampler()
+    slow = tickets_for(sampler, 1)
+    for step in (0, 1):
+        version = PolicyVersion(0, step)
+        insert(sampler, tickets_for(sampler, 1, version), version)
+        train(learner, learner.lease(version, 1), version)
+    assert [taken.reason for taken in insert(sampler, slow)] == ["age: 2 at insert, max_policy_age is 1"]
+    eventually(lambda: running.curator is not None and len(running.curator.outcomes) == 4)
+    outcomes = running.curator.outcomes[2:]  # type: ignore[union-attr]
+    assert [(o.sequence, o.group_id, o.problem_id, o.fate, o.num_tokens) for o in outcomes] == [
+        (2, "g00000001", "problem-of-g00000001", "stale", 8),
+        (3, "g00000001", "problem-of-g00000001", "requeued", 0),
+    ]
+    losses = read_ledger(running.client())["losses"]
+    assert losses["lost_share"] == 8 / 24
+    assert (losses["requeued"], losses["lost"]["groups"]) == (1, 1)

@@ -13,7 +13,7 @@ def groups(**ages: int) -> list[Candidate]:
 
 def test_fewest_steps_left_first_then_oldest_dispatched() -> None:
     # max_policy_age 3: ages 0, 2, 2, 1 leave 3, 1, 1, 2 steps.
-    ordered = in_order(groups(a=0, d=2, b=2, c=1), 3)
+    ordered = in_order(groups(a=0, d=2, b=2, c=1))
     assert [(group.group_id, steps_left(group, 3)) for group in ordered] == [("b", 1), ("d", 1), ("c", 2), ("a", 3)]
 
 

@@ -70,6 +70,36 @@ def test_a_ticket_that_ended_without_a_group_frees_its_problem_and_says_nothing_
     assert sorted(ids(curation.next(["c", "d"]))) == sorted(picked)
 
 
+def test_a_requeued_problem_is_picked_first_and_once(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 40)
+    curation = make_curation(pool)
+    picked = ids(curation.next(["a", "b", "c"]))
+    curation.report([make_outcome(0, picked[1], group_id="b", fate="stale")])
+    curation.report([make_outcome(1, picked[1], group_id="b", passed=0, failed=0, fate="requeued")])
+    curation.report([make_outcome(2, "unknown", passed=0, failed=0, fate="requeued")])
+    assert curation.stats()["requeued"] == 1
+    first, second = curation.next(["d", "e"])
+    assert (first.problem.problem_id, first.probability) == (picked[1], 1.0)
+    assert second.problem.problem_id not in picked
+    assert curation.stats()["requeued"] == 0
+    assert curation.stats()["fates"] == {"stale": 1, "requeued": 2}
+    # Neither said anything of the problem.
+    assert curation.stats()["seen"] == 0
+
+
+def test_requeues_are_picked_in_order_and_known_after_a_restart_until_a_group_has_come(tmp_path: Path) -> None:
+    curation = make_curation(make_pool(tmp_path / "pool", 40))
+    for sequence, problem in enumerate(("p0003", "p0001", "p0002")):
+        curation.report([make_outcome(sequence, problem, passed=0, failed=0, fate="requeued")])
+    assert ids(curation.next(["a"])) == ["p0003"]
+    # A group of p0001 that was in flight already comes in: its problem had its turn.
+    curation.report([make_outcome(3, "p0001")])
+    curation.close()
+    restarted = make_curation(Pool.open(tmp_path / "pool"))
+    # That p0003 was picked is forgotten, as every pick is.
+    assert ids(restarted.next(["b", "c"])) == ["p0003", "p0002"]
+
+
 def test_a_small_pool_does_not_stall(tmp_path: Path) -> None:
     curation = make_curation(make_pool(tmp_path / "pool", 3))
     picked = ids(curation.next([f"g{i}" for i in range(7)]))

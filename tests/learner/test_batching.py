@@ -160,3 +160,21 @@ def test_shuffled_rewards_stay_in_their_group_and_leave_everything_else() -> Non
     assert rewards != [r.reward.reward for r in group.rollouts]
     assert [r.seed for r in shuffled.rollouts] == [r.seed for r in group.rollouts]
     assert [r.reward.reward for r in with_shuffled_rewards(group, seed=3).rollouts] == rewards
+
+
+def test_what_is_in_the_baseline_alone_moves_the_others_and_is_no_target(
+    rollout: MakeRollout, group: MakeGroup
+) -> None:
+    # Baseline of 1, 0, 0: 1/3. Without the first it would be 0, and nothing to learn.
+    g = group("g", [rollout([1], [2, 3], 1.0), rollout([1], [2], 0.0), rollout([1], [4, 5, 6], 0.0)])
+    batch = make_train_batch(
+        [g], minus_mean, vocab_size=10, microbatch_tokens=100, is_trained=lambda r: r.reward.reward == 0.0
+    )
+    (minibatch,) = batch.minibatches
+    (micro,) = minibatch.microbatches
+    assert micro.advantages_B == pytest.approx([-1 / 3, -1 / 3])
+    assert micro.tokens_B.tolist() == [3, 1]
+    # The problem's tokens are those that are trained: 1 + 3.
+    assert micro.problem_tokens_B.tolist() == [4, 4]
+    assert (minibatch.num_sequences, minibatch.num_tokens) == (2, 4)
+    assert (batch.num_baseline_only, batch.num_left_out) == (1, 0)

@@ -27,6 +27,10 @@ from stream_grpo.weights.publisher import Publisher
 from stream_grpo.weights.subscriber import Subscriber
 from tests.fakes import make_group
 
+CAUSE = "waits for group g7 of sampler-0"
+STALENESS = [[0, 0, 0], [1, 0, 1]]
+LEDGER: dict[str, Any] = {"groups": {}, "tokens": {}, "reused": {}, "closes": True}
+
 
 class FakeEngine:
     """One weight that counts train steps."""
@@ -88,12 +92,12 @@ class FakeBuffer:
         self.heard.append((kind, fields.get("version")))
         if kind == "lease" and self._empty_leases > 0:
             self._empty_leases -= 1
-            self.server.reply(request, "batch", {"ages": [], "cause": "waits for group g7 of sampler-0"})
+            self.server.reply(request, "batch", {"ages": [], "staleness": [], "cause": CAUSE})
         elif kind == "lease":
             groups = [encode_group(make_group(name)) for name in ("g0", "g1")]
-            self.server.reply(request, "batch", {"ages": [0, 2], "cause": ""}, groups)
+            self.server.reply(request, "batch", {"ages": [0, 2], "staleness": STALENESS, "cause": ""}, groups)
         else:
-            self.server.reply(request, "counted", {"groups": {}, "tokens": {}, "closes": True})
+            self.server.reply(request, "counted", LEDGER)
 
 
 @contextmanager
@@ -149,6 +153,10 @@ def test_it_announces_publishes_and_then_steps_leases_and_checkpoints_in_order(t
     steps = [line for line in MetricsReader(config.run_dir).new_lines() if line["event"] == "step"]
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5]
     assert (steps[0]["age_max"], steps[0]["age_mean"]) == (2, 1.0)
+    # The parts 0 + 0 + 0 and 1 + 0 + 1: means 1/2, 0, 1/2, which add up to the mean age.
+    parts = {name: steps[0][f"age_{name}"] for name in ("publish_lag_mean", "in_flight_mean", "in_queue_mean")}
+    assert parts == {"publish_lag_mean": 0.5, "in_flight_mean": 0.0, "in_queue_mean": 0.5}
+    assert (steps[0]["age_publish_lag_max"], steps[0]["age_in_flight_max"], steps[0]["age_in_queue_max"]) == (1, 0, 1)
 
 
 def test_a_restore_opens_a_new_branch_at_the_checkpoint_and_publishes_at_once(tmp_path: Path) -> None:
@@ -204,3 +212,22 @@ def test_a_step_that_the_buffer_never_heard_of_is_in_no_checkpoint(tmp_path: Pat
         learner(config, channel, FakeEngine()).run(threading.Event())
     # A restore that contained the step would have its groups trained a second time.
     assert not list((config.run_dir / "checkpoints").glob("check*"))
+
+
+def test_rollouts_with_a_token_that_is_too_old_are_reported_as_baseline_only(tmp_path: Path) -> None:
+    config = configuration(tmp_path, stream={"too_old": "baseline_only", "max_policy_age": 2}, run={"num_steps": 4})
+    heard: list[Any] = []
+
+    class Listening(FakeBuffer):
+        def answer(self, request: Any) -> None:
+            if request.message.kind == "trained":
+                heard.append(request.message.fields["tokens"]["g0"])
+            super().answer(request)
+
+    with serving(Listening()) as channel:
+        learner(config, channel, FakeEngine()).run(threading.Event())
+    # Two rollouts of 4 tokens of weights 0: trained by the steps from 0, 1 and 2, too old for the one from 3.
+    young, old = {"trained": 8, "baseline_only": 0, "masked": 0}, {"trained": 0, "baseline_only": 8, "masked": 0}
+    assert heard == [young, young, young, old]
+    steps = [line for line in MetricsReader(config.run_dir).new_lines() if line["event"] == "step"]
+    assert [line["num_baseline_only"] for line in steps] == [0, 0, 0, 4]
