@@ -255,6 +255,17 @@ def check_verifiers(names: Iterable[str], rewards: Rewards, sample_deadline_s: f
         )
 
 
+def check_scores_alone(names: Iterable[str], rewards: Rewards) -> None:
+    """Raise ConfigError where a verifier compares the responses of a group: it has no score for one, or of a run."""
+    for name in sorted(set(names)):
+        judge = rewards.http.get(name.removeprefix(HTTP)) if name.startswith(HTTP) else None
+        if judge is not None and judge.kind == "pairwise":
+            raise ConfigError(
+                f"evaluation.files: verifier {name!r} compares the responses of a group with each other, so that its "
+                f"scores say nothing of the policy; a held-out problem needs one that scores a response alone"
+            )
+
+
 def _check_judge(name: str, judge: Judge, sample_deadline_s: float) -> None:
     try:
         api_key(judge)
