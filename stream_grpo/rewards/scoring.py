@@ -82,8 +82,8 @@ class Scoring:
         self._judges = {f"{HTTP}{name}": judge for name, judge in rewards.http.items()}
         self._gathering, self._num_with_http = Gathering(), 0
         self._http: HttpRewards | None = None
-        if expected & self._judges.keys():
-            self._start_http()
+        for name in sorted(expected & self._judges.keys()):
+            _require_key(name, self._judges[name])
 
     def submit(
         self,
@@ -266,11 +266,15 @@ def check_scores_alone(names: Iterable[str], rewards: Rewards) -> None:
             )
 
 
-def _check_judge(name: str, judge: Judge, sample_deadline_s: float) -> None:
+def _require_key(name: str, judge: Judge) -> None:
     try:
         api_key(judge)
     except ConfigError as error:
-        raise ConfigError(f"rewards.http.{name}.{error}") from None
+        raise ConfigError(f"rewards.http.{name.removeprefix(HTTP)}.{error}") from None
+
+
+def _check_judge(name: str, judge: Judge, sample_deadline_s: float) -> None:
+    _require_key(name, judge)
     if sample_deadline_s <= judge.total_s:
         raise ConfigError(
             f"rewards.http.{name}.total_s = {judge.total_s:g}: a request may take so long with its retries, and "

@@ -85,8 +85,7 @@ def verify(
 ) -> Iterator[RewardResult]:
     """The results in the order of the pairs, each as soon as it and all before it are there.
 
-    `preload`: verifiers that many pairs name. Raises RewardError where no worker starts, ConfigError where the key of a
-    judge is not there.
+    `preload`: verifiers that many pairs name. Raises RewardError where no worker starts.
     """
     waiting, results, next_place = iter(pairs), dict[int, RewardResult](), 0
     with _Askers(num_workers, limits, preload, judges) as askers:

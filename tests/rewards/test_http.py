@@ -201,7 +201,10 @@ def test_a_judge_that_is_not_configured_is_refused_before_anything_starts() -> N
         check_verifiers(["http:rn"], chosen, 120.0)
     with pytest.raises(ConfigError, match=r"rewards.http.rm.api_key_env = 'NO_SUCH_KEY': .* not set"):
         check_verifiers(["http:rm"], chosen, 120.0)
+    with pytest.raises(ConfigError, match=r"rewards.http.rm.api_key_env = 'NO_SUCH_KEY'"):
+        Scoring(chosen, ["http:rm"])
     check_verifiers(["exact"], chosen, 120.0)  # nobody asks it
+    Scoring(chosen, ["exact"]).close()
     late = rewards(rm={"kind": "score", "url": "http://h/", "total_s": 120.0})
     with pytest.raises(ConfigError, match=r"rewards.http.rm.total_s = 120: .*sample_deadline_s = 120 is no longer"):
         check_verifiers(["http:rm"], late, 120.0)
