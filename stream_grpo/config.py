@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.algo.recipe import Recipe, readers
+from stream_grpo.config_http import Judge
 
 ProblemField = Literal["prompt", "answer", "verifier", "problem_id", "domain", "source"]
 """What is read of a row of problems."""
@@ -264,6 +265,8 @@ class Rewards(Section):
     """Of each process of a program; a row's `memory_limit_bytes` replaces it."""
     allow_weaker_sandbox: bool = False
     """Whether `code` runs where this machine cannot isolate a program; only for programs that may be trusted."""
+    http: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")], Judge] = Field(default_factory=dict)
+    """Judges and reward models behind URLs, `[rewards.http.NAME]`; a row names one as `http:NAME`."""
 
     @property
     def code_check_s(self) -> float:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from stream_grpo.config import Config
+from stream_grpo.config_http import JUDGES
 from stream_grpo.errors import ConfigError
 
 NEAR = 0.7
@@ -90,12 +92,15 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 
 def _explain(error: Mapping[str, Any]) -> str:
     location = [str(part) for part in error["loc"]]
-    key = ".".join(location)
+    # The kind of a judge is pydantic's way to it, and no key of the file.
+    key = ".".join([*location[:3], *location[4:]] if location[:2] == ["rewards", "http"] else location)
     if error["type"] == "extra_forbidden":
         return f"unknown key {key}: {_hint(location, is_section=isinstance(error['input'], Mapping))}"
     if error["type"] == "missing":
         return f"{key}: required and not given"
     message = EXPECTED.get(error["type"], error["msg"].removeprefix("Value error, "))
+    if key and isinstance(error["input"], Mapping):
+        return f"{key}: {message}"
     return f"{key} = {error['input']!r}: {message}" if key else message
 
 
@@ -104,7 +109,7 @@ def _hint(location: list[str], *, is_section: bool) -> str:
     *section, name = location
     beside = _names(section)
     if (section or is_section) and (near := difflib.get_close_matches(name, beside, n=1, cutoff=NEAR)):
-        return f"did you mean {'.'.join([*section, near[0]])}?"
+        return f"did you mean {'.'.join([*section[:3], near[0]])}?"
     elsewhere = {setting: part for part in reversed(_names([])) for setting in _names([part])}
     if near := difflib.get_close_matches(name, elsewhere, n=1, cutoff=1.0 if is_section else NEAR):
         return f"did you mean {elsewhere[near[0]]}.{near[0]}?"
@@ -113,8 +118,10 @@ def _hint(location: list[str], *, is_section: bool) -> str:
 
 def _names(section: list[str]) -> list[str]:
     model: Any = Config
-    for name in section:
+    for name in section[:2]:
         model = model.model_fields[name].annotation
+    if section[2:]:  # rewards.http.NAME.kind
+        model = next(judge for judge in JUDGES if get_args(judge.model_fields["kind"].annotation) == (section[3],))
     return list(model.model_fields)
 
 
@@ -150,5 +157,9 @@ def to_toml(config: Config) -> str:
 def toml_lines(name: str, value: Any) -> list[str]:
     """A setting as TOML, which has no null: one that is None is left out, and None is its default."""
     if isinstance(value, dict):
-        return [f"{name}.{key} = {json.dumps(item, ensure_ascii=False)}" for key, item in value.items()]
+        return [line for key, item in value.items() for line in toml_lines(f"{name}.{_toml_key(key)}", item)]
     return [] if value is None else [f"{name} = {json.dumps(value, ensure_ascii=False)}"]
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)

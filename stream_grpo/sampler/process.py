@@ -13,6 +13,7 @@ from curator.schema import Pick
 from curator.wire import RemoteError
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError
+from stream_grpo.rewards.gathering import Place
 from stream_grpo.rewards.scoring import Scoring, scoring_version
 from stream_grpo.sampler.alarms import Alarms
 from stream_grpo.sampler.generation import Engine
@@ -25,6 +26,7 @@ from stream_grpo.sampler.rollout import (
     make_requests,
     refused_group,
     request_of,
+    scored_as,
     task_id_of,
 )
 from stream_grpo.sampler.update import Updater
@@ -202,6 +204,7 @@ class SamplerProcess:
         """Drop what is under way for a group whose ticket is issued again."""
         if (group := self._groups.pop(group_id, None)) is not None:
             self._engine.abort([request.request_id for request in group.unfinished])
+            self._scoring.forget(scored_as(group.ticket))
 
     def _take_picks(self) -> None:
         answers = self._curator.poll(_IDLE_WAIT_S if self._asked and self._engine.num_unfinished == 0 else 0.0)
@@ -249,7 +252,8 @@ class SamplerProcess:
             group.take(generation)
             text = self._prompts.decode(generation.token_ids.tolist())
             task_id = task_id_of(group.ticket, generation.request_id)
-            self._scoring.submit(task_id, group.problem, text, generation.end_reason)
+            place = Place(scored_as(group.ticket), self._config.sampler.group_size)
+            self._scoring.submit(task_id, group.problem, text, generation.end_reason, place)
             self._num_tokens += len(generation.token_ids)
             self._alarms.ended(generation.end_reason)
         self._score_s += self._timer() - started
@@ -273,7 +277,7 @@ class SamplerProcess:
             self._score_s += self._timer() - started
 
     def _score(self, group: GroupInProgress, request_id: str, reward: RewardResult) -> None:
-        group.score(request_id, reward)
+        group.score(request_id, reward, self._prompts.decode)
         if group.is_complete:
             del self._groups[group.ticket.group_id]
             self._finish(group)
