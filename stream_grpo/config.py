@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.algo.recipe import Recipe, readers
+from stream_grpo.config_rewards import Composition, Hidden, Name, Shaping, composition_complaints
 
 ProblemField = Literal["prompt", "answer", "verifier", "problem_id", "domain", "source"]
 """What is read of a row of problems."""
@@ -242,6 +243,18 @@ class Rewards(Section):
     """Of each process of a program; a row's `memory_limit_bytes` replaces it."""
     allow_weaker_sandbox: bool = False
     """Whether `code` runs where this machine cannot isolate a program; only for programs that may be trusted."""
+    compose: dict[Name, Composition] = Field(default_factory=dict)
+    """Several verifiers as one: a row that names `compose:NAME` as its verifier is scored by all of them."""
+    shaping: Shaping = Shaping()
+    """Terms for length, repetition and truncation, added to what the verifiers say."""
+    hidden: Hidden | None = None
+    """A verifier that watches a sample of the responses without being part of any reward."""
+
+    @model_validator(mode="after")
+    def _compositions_fit(self) -> Rewards:
+        for complaint in composition_complaints(self.compose):
+            raise ValueError(complaint)
+        return self
 
     @property
     def code_check_s(self) -> float:
@@ -338,6 +351,7 @@ def _complaints(config: Config) -> Iterable[str]:
     """What cannot work together: the setting, its value, the reason, and what would be right."""
     yield from _sampler_complaints(config)
     yield from _stream_complaints(config)
+    yield from _rewards_complaints(config)
 
 
 def _sampler_complaints(config: Config) -> Iterable[str]:
@@ -422,3 +436,18 @@ def _stream_complaints(config: Config) -> Iterable[str]:
             f"learner.num_minibatches = {learner.num_minibatches} does not divide stream.groups_per_step = "
             f"{stream.groups_per_step}"
         )
+
+
+def _rewards_complaints(config: Config) -> Iterable[str]:
+    rewards, limit = config.rewards, config.sampler.max_new_tokens
+    if (overlong := rewards.shaping.overlong_tokens) is not None and overlong > limit:
+        yield f"rewards.shaping.overlong_tokens = {overlong}: at most sampler.max_new_tokens = {limit} can be used"
+    deadline_s = config.stream.sample_deadline_s
+    for name, composition in rewards.compose.items():
+        asks_again = any(part.tail_verifier is not None for part in composition.components.values())
+        if asks_again and deadline_s <= 4 * rewards.time_limit_s:
+            yield (
+                f"stream.sample_deadline_s = {deadline_s:g}: rewards.compose.{name} may ask a second verifier after "
+                f"the first, each for up to twice rewards.time_limit_s = {rewards.time_limit_s:g}; use more than "
+                f"{4 * rewards.time_limit_s:g}"
+            )

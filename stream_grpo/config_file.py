@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -112,10 +113,18 @@ def _hint(location: list[str], *, is_section: bool) -> str:
 
 
 def _names(section: list[str]) -> list[str]:
-    model: Any = Config
+    """The settings of a section; none of what is no section."""
+    kind: Any = Config
     for name in section:
-        model = model.model_fields[name].annotation
-    return list(model.model_fields)
+        kind = _inner(kind, name)
+    return list(getattr(kind, "model_fields", ()))
+
+
+def _inner(kind: Any, name: str) -> Any:
+    """What stands under `name`: a field of a section, or an item of sections by names of the user's."""
+    found = kind.model_fields[name].annotation if hasattr(kind, "model_fields") else get_args(kind)[-1]
+    choices = [choice for choice in get_args(found) if hasattr(choice, "model_fields")]
+    return choices[0] if choices and get_origin(found) is not dict else found
 
 
 def missing_files(config: Config) -> list[str]:
@@ -150,5 +159,10 @@ def to_toml(config: Config) -> str:
 def toml_lines(name: str, value: Any) -> list[str]:
     """A setting as TOML, which has no null: one that is None is left out, and None is its default."""
     if isinstance(value, dict):
-        return [f"{name}.{key} = {json.dumps(item, ensure_ascii=False)}" for key, item in value.items()]
+        return [line for key, item in value.items() for line in toml_lines(f"{name}.{_key(key)}", item)]
     return [] if value is None else [f"{name} = {json.dumps(value, ensure_ascii=False)}"]
+
+
+def _key(name: str) -> str:
+    """A key of TOML, in quotes where it is not bare."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)

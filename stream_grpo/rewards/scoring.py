@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Self
 
 from stream_grpo.config import Rewards
+from stream_grpo.config_rewards import COMPOSE_PREFIX, settings
 from stream_grpo.errors import ConfigError
 from stream_grpo.rewards import sandbox
 from stream_grpo.rewards.code import CODE, CodeSettings
+from stream_grpo.rewards.composition import chosen, plain_verifiers, verifiers_of, version_of
 from stream_grpo.rewards.limits import Limits
 from stream_grpo.rewards.policy import UnscoredCount, UnscoredPolicy
 from stream_grpo.rewards.pool import RewardPool
@@ -18,7 +21,8 @@ from stream_grpo.rewards.user import PREFIX, source_version
 from stream_grpo.rewards.verifiers import VERIFIERS
 from stream_grpo.types import EndReason, RewardResult
 
-_UNSCORED_ENDS = (EndReason.ABORT, EndReason.ERROR)
+UNSCORED_ENDS = (EndReason.ABORT, EndReason.ERROR)
+"""No verifier is asked about a response that ended so."""
 
 
 class Pool(Protocol):
@@ -70,15 +74,26 @@ class Scoring:
         if self._pooled:
             self._pool = self._make_pool(rewards, self._pooled)
 
-    def submit(self, task_id: str, problem: VerifiableProblem, response_text: str, end_reason: EndReason) -> None:
+    def submit(
+        self,
+        task_id: str,
+        problem: VerifiableProblem,
+        response_text: str,
+        end_reason: EndReason,
+        *,
+        num_tokens: int = 0,
+        may_be_trained: bool = False,
+    ) -> None:
         """Give one response; its result comes from `poll` under `task_id`.
+
+        What it is for, and its sampled tokens, are read where a scoring is made of several, see `composed`.
 
         One that the engine aborted is `unknown` and one that the engine failed at is `env_error`, both without a reward
         and without asking the verifier, which is told of a response that was cut at the length limit.
 
         Raises RewardError where too many responses in a row cannot be scored.
         """
-        if problem.verifier in self._in_pool and end_reason not in _UNSCORED_ENDS:
+        if problem.verifier in self._in_pool and end_reason not in UNSCORED_ENDS:
             if self._pool is None:
                 self._pool = self._make_pool(self._rewards, [problem.verifier])
             is_cut = end_reason is EndReason.LENGTH
@@ -87,7 +102,7 @@ class Scoring:
             return
         result = self._scorer.score(problem, response_text, end_reason)
         self._answered.append((task_id, result))
-        if end_reason not in _UNSCORED_ENDS:
+        if end_reason not in UNSCORED_ENDS:
             self._unscored.settle(result)
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[str, RewardResult]]:
@@ -111,6 +126,11 @@ class Scoring:
     def exhausted_share(self) -> float:
         """Of the pool's answers, those on which the verifier ran out of time or memory."""
         return 0.0 if self._pool is None else float(self._pool.status()["exhausted_share"])
+
+    @property
+    def hidden_alarm(self) -> str | None:
+        """What is wrong between the reward and a hidden verifier, in a sentence; None where there is none."""
+        return None
 
     def status(self) -> dict[str, Any]:
         """What was decided here and in the pool; None where there is none."""
@@ -159,7 +179,12 @@ def check_verifiers(names: Iterable[str], rewards: Rewards, sample_deadline_s: f
     Raises ConfigError for a name that no verifier has, a function that `rewards.functions` does not list or that is
     not there, and for `code` where programs could not be isolated or would outlast their tickets.
     """
-    wanted = set(names)
+    wanted = plain_verifiers(names, rewards.compose)
+    if (hidden := rewards.hidden) is not None and hidden.verifier in wanted:
+        raise ConfigError(
+            f"rewards.hidden.verifier = {hidden.verifier!r}: it also makes rewards, and would watch itself; use another"
+        )
+    wanted |= asked_verifiers((), rewards)
     _require_known(wanted, rewards)
     versions(wanted, rewards)
     if CODE not in wanted:
@@ -178,22 +203,44 @@ def check_verifiers(names: Iterable[str], rewards: Rewards, sample_deadline_s: f
         )
 
 
+def asked_verifiers(names: Iterable[str], rewards: Rewards) -> set[str]:
+    """The verifiers that are asked for rows that name `names`: compositions taken apart, the hidden one with them."""
+    hidden = set() if rewards.hidden is None else {rewards.hidden.verifier}
+    return plain_verifiers(names, rewards.compose) | hidden
+
+
 def versions(names: Iterable[str], rewards: Rewards) -> dict[str, str]:
-    """The version of each verifier; of a user's function, the hash of its module.
+    """The version of each verifier; of a user's function, the hash of its module; of a composition, that of all of it.
 
     Raises ConfigError where one is not there.
     """
-    paths = [str(rewards.function_dir)]
-    return {
-        name: source_version(name, paths) if name.startswith(PREFIX) else VERIFIERS[name].version
-        for name in sorted(set(names))
-    }
+    return {name: _version(name, rewards) for name in sorted(set(names))}
+
+
+def composition_version(name: str, rewards: Rewards) -> str:
+    """The version of a composition by its name. Raises ConfigError where one of its verifiers is not there."""
+    composition = rewards.compose[name]
+    asked = verifiers_of(composition)
+    _require_known(asked, rewards)
+    return version_of(composition, {verifier: _plain_version(verifier, rewards) for verifier in asked})
+
+
+def _version(name: str, rewards: Rewards) -> str:
+    composition = chosen(name, rewards.compose)
+    return _plain_version(name, rewards) if composition is None else composition_version(composition, rewards)
+
+
+def _plain_version(name: str, rewards: Rewards) -> str:
+    if name.startswith(PREFIX):
+        return source_version(name, [str(rewards.function_dir)])
+    return VERIFIERS[name].version
 
 
 def scoring_version(rewards: Rewards) -> str:
     """The rules by which a run scores, for its configuration hash: verifiers with their versions, and their limits.
 
-    A limit is a rule: a response that runs into it is wrong. Raises ConfigError where a function is not there.
+    A limit is a rule: a response that runs into it is wrong. Of shaping the schedule counts and not its present value.
+    Raises ConfigError where a function is not there.
     """
     functions = [f"{name}={version}" for name, version in versions(rewards.functions, rewards).items()]
     limits = [
@@ -207,7 +254,9 @@ def scoring_version(rewards: Rewards) -> str:
             "allow_weaker_sandbox",
         )
     ]
-    return ",".join([rewards_version(VERIFIERS), *functions, *limits])
+    compositions = [f"{COMPOSE_PREFIX}{name}={composition_version(name, rewards)}" for name in sorted(rewards.compose)]
+    shaping = f"shaping={json.dumps(settings(rewards.shaping), sort_keys=True)}"
+    return ",".join([rewards_version(VERIFIERS), *functions, *limits, *compositions, shaping])
 
 
 def _require_known(names: Iterable[str], rewards: Rewards) -> None:
@@ -218,10 +267,8 @@ def _require_known(names: Iterable[str], rewards: Rewards) -> None:
             f"{', '.join(rewards.functions) or 'none'}"
         )
     if unknown:
-        raise ConfigError(
-            f"no verifier is called {', '.join(map(repr, unknown))}; known: "
-            f"{', '.join([*sorted(VERIFIERS), *rewards.functions])}"
-        )
+        known = [*sorted(VERIFIERS), *rewards.functions, *(COMPOSE_PREFIX + name for name in rewards.compose)]
+        raise ConfigError(f"no verifier is called {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
 
 
 def _policy(rewards: Rewards) -> UnscoredPolicy:
