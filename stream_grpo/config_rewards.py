@@ -29,7 +29,7 @@ class Asked(_Section):
     verifier: str = Field(min_length=1)
     """Its name, as a row would write it; no composition."""
     gold: str | None = None
-    """The row's column that is its gold; None: the row's answer."""
+    """The column that is its gold, of the row or set in `columns`; None: the row's answer."""
     columns: dict[str, Value] = Field(default_factory=dict)
     """Set over the row's own columns, for this verifier alone."""
 

@@ -87,6 +87,7 @@ def build_buffer(config: Config, curator: str, bind: str = LOOPBACK) -> Part:
         vocab_size=vocab_size(model_config(config.model.path)),
         config_hash=json.loads((config.run_dir / MANIFEST_FILE).read_text())["group_config_hash"],
         signal_tolerance=config.algo.signal_tolerance if config.algo.needs_spread else None,
+        counts_steps=config.algo.reads_steps,
     )
 
 

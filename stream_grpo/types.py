@@ -98,6 +98,15 @@ class Fate(StrEnum):
     REFUSED = "refused"
 
 
+class StepScore(NamedTuple):
+    """What a verifier says of one step of a response."""
+
+    end: int
+    """Where the step ends, exclusive: in characters of the response as a verifier gives it, in tokens of the response
+    as a rollout keeps it."""
+    score: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardResult:
     """What a verifier says of one rollout."""
@@ -110,6 +119,8 @@ class RewardResult:
     components: Mapping[str, float] = field(default_factory=dict)
     evidence: str = ""
     """Why: what was extracted, both sides of the comparison."""
+    steps: tuple[StepScore, ...] = ()
+    """The steps of the response in order, their ends rising; empty where only the whole is scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,8 @@ def compose(
 
     It passes where every component that decides does. A failed gate settles it, whatever else is known or unknown;
     otherwise it has no reward where a component that is not optional has none: env_error before unknown. Components:
-    the reward of each part by its name and theirs behind it, costs as negative numbers, tier and score.
+    the reward of each part by its name and theirs behind it, costs as negative numbers, tier and score. Steps are those
+    of the first part that has some.
     """
     evidence = _joined(composition, results, seconds)
     components = _components(results)
@@ -99,7 +100,8 @@ def compose(
         if part.decides and not (part.optional and results[key].reward is None)
     )
     reward = score + (composition.tier_step or 0.0) * num_tiers
-    return _result(name, version, Decision.PASS if passed else Decision.FAIL, reward, components, evidence)
+    whole = _result(name, version, Decision.PASS if passed else Decision.FAIL, reward, components, evidence)
+    return replace(whole, steps=next((results[key].steps for key in composition.components if results[key].steps), ()))
 
 
 def part_row(problem: VerifiableProblem, asked: Asked, verifier: str, name: str) -> ProblemRow:
@@ -111,12 +113,11 @@ def part_row(problem: VerifiableProblem, asked: Asked, verifier: str, name: str)
     row = row_of(problem, verifier)
     if asked.gold is None and not asked.columns:
         return row
-    answer = row.answer
+    extra, answer = {**row.extra, **asked.columns}, row.answer
     if asked.gold is not None:
-        if (value := row.extra.get(asked.gold)) is None:
+        if (value := extra.get(asked.gold)) is None:
             raise ValueError(f"problem {row.problem_id} has no column {asked.gold!r}, the gold of {name}")
         answer = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    extra = {**row.extra, **asked.columns}
     return replace(row, problem_id=f"{row.problem_id}#{name}", answer=answer, extra=extra)
 
 

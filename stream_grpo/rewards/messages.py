@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stream_grpo.rewards.result import VerifiableProblem
-from stream_grpo.types import Decision, RewardResult
+from stream_grpo.types import Decision, RewardResult, StepScore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +98,14 @@ def result_to_plain(result: RewardResult) -> dict[str, Any]:
         "verifier_version": result.verifier_version,
         "components": {name: float(value) for name, value in result.components.items()},
         "evidence": result.evidence,
+        "steps": [[int(end), float(score)] for end, score in result.steps],
     }
 
 
 def result_from_plain(plain: Mapping[str, Any]) -> RewardResult:
     """The inverse of `result_to_plain`."""
-    return RewardResult(**{**plain, "decision": Decision(plain["decision"])})
+    steps = tuple(StepScore(*step) for step in plain["steps"])
+    return RewardResult(**{**plain, "decision": Decision(plain["decision"]), "steps": steps})
 
 
 class UnderWay(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stream_grpo.types import Decision, EndReason, RewardResult, Rollout, RolloutGroup
+from stream_grpo.types import Decision, EndReason, RewardResult, Rollout, RolloutGroup, StepScore
 
 GROUP_SCHEMA = pa.schema(
     [
@@ -46,8 +46,11 @@ GROUP_SCHEMA = pa.schema(
         pa.field("evidence", pa.string(), nullable=False),
         pa.field("verifier", pa.string(), nullable=False),
         pa.field("verifier_version", pa.string(), nullable=False),
+        # S steps of the response: the token of it at which each ends, exclusive, and its score.
+        pa.field("step_ends", pa.list_(pa.int32()), nullable=False),
+        pa.field("step_scores", pa.list_(pa.float64()), nullable=False),
     ],
-    metadata={"schema": "stream_grpo.rollout", "schema_version": "1"},
+    metadata={"schema": "stream_grpo.rollout", "schema_version": "2"},
 )
 
 _PER_TOKEN: dict[str, Any] = {
@@ -83,6 +86,8 @@ def group_to_batch(group: RolloutGroup) -> pa.RecordBatch:
     columns["reward_components"] = [list(r.reward.components.items()) for r in rollouts]
     for name in ("reward", "evidence", "verifier", "verifier_version"):
         columns[name] = [getattr(r.reward, name) for r in rollouts]
+    columns["step_ends"] = [[step.end for step in r.reward.steps] for r in rollouts]
+    columns["step_scores"] = [[step.score for step in r.reward.steps] for r in rollouts]
     arrays = [_array(columns[f.name], f.type) for f in GROUP_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=GROUP_SCHEMA)
 
@@ -108,7 +113,7 @@ def read_batch(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
     """Read `encode_group` bytes and check them without building Python objects.
 
     Raises ValueError where they are no batch of GROUP_SCHEMA, hold more or fewer groups than one, or have per-token
-    columns of differing lengths.
+    columns of differing lengths, or other than one score for every end of a step.
     """
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), GROUP_SCHEMA)
@@ -126,6 +131,11 @@ def read_batch(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
         column = batch.column(name)
         if column.null_count or not column.value_lengths().equals(lengths):
             raise ValueError(f"column {name}: lengths differ from token_ids")
+    ends, scores = batch.column("step_ends"), batch.column("step_scores")
+    if not scores.value_lengths().equals(ends.value_lengths()):
+        raise ValueError("column step_scores: lengths differ from step_ends")
+    if ends.flatten().null_count or scores.flatten().null_count:
+        raise ValueError("columns step_ends and step_scores: a value is null")
     return batch
 
 
@@ -158,6 +168,7 @@ def _rollout(row: dict[str, Any]) -> Rollout:
         evidence=row["evidence"],
         verifier=row["verifier"],
         verifier_version=row["verifier_version"],
+        steps=tuple(map(StepScore, row["step_ends"], row["step_scores"])),
     )
     per_rollout = ("num_prompt_tokens", "seed", "mixed_context_from", "environment_snapshot")
     return Rollout(

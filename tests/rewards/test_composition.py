@@ -21,7 +21,7 @@ from stream_grpo.rewards.composition import (
     tails,
     version_of,
 )
-from stream_grpo.types import Decision, RewardResult
+from stream_grpo.types import Decision, RewardResult, StepScore
 from tests.rewards.problem import FakeProblem
 
 PASS, FAIL, UNKNOWN, ERROR = Decision.PASS, Decision.FAIL, Decision.UNKNOWN, Decision.ENV_ERROR
@@ -163,6 +163,12 @@ def test_nobody_is_asked_of_the_tail_where_it_is_settled() -> None:
     assert tails(both, {"judge": high, "form": result(PASS)}) == ["judge"]
     assert tails(both, {"judge": high, "form": result(FAIL)}) == []
     assert tails(both, {"judge": high, "form": result(ERROR)}) == []
+
+
+def test_the_whole_has_the_steps_of_the_part_that_gives_some() -> None:
+    steps = (StepScore(3, 0.5),)
+    assert composed(SUM, answer=result(PASS), style=result(FAIL, 8.0, steps=steps)).steps == steps
+    assert composed(SUM, answer=result(PASS), style=result(FAIL, 8.0)).steps == ()
 
 
 def test_what_is_missing_leaves_the_response_out_unless_it_is_optional() -> None:

@@ -1,5 +1,7 @@
 """Groups survive the trip to Arrow and back; broken bytes are refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_grpo.transport.codec import GROUP_SCHEMA, decode_group, encode_group, group_to_batch, read_batch
-from stream_grpo.types import EndReason, PolicyVersion, Rollout, RolloutGroup
+from stream_grpo.types import EndReason, PolicyVersion, Rollout, RolloutGroup, StepScore
 from tests.fakes import make_group
 
 
@@ -33,6 +35,25 @@ def assert_same(a: RolloutGroup, b: RolloutGroup) -> None:
 def test_a_group_comes_back_as_it_was(rewards: list[float | None], num_response: int, end_reason: EndReason) -> None:
     group = make_group(rewards=rewards, num_response=num_response, end_reason=end_reason)
     assert_same(decode_group(encode_group(group)), group)
+
+
+def test_steps_come_back_rollout_by_rollout() -> None:
+    group = make_group(rewards=[1.0, 0.0])
+    steps = (StepScore(2, 0.9), StepScore(4, 1e-9))
+    first, second = group.rollouts
+    group = replace(group, rollouts=(replace(first, reward=replace(first.reward, steps=steps)), second))
+    assert [r.reward.steps for r in decode_group(encode_group(group)).rollouts] == [steps, ()]
+
+
+def test_a_step_without_a_score_is_refused() -> None:
+    batch = group_to_batch(make_group(rewards=[1.0]))
+    batch = batch.set_column(
+        batch.schema.get_field_index("step_ends"),
+        GROUP_SCHEMA.field("step_ends"),
+        pa.array([[2]], pa.list_(pa.int32())),
+    )
+    with pytest.raises(ValueError, match="step_scores: lengths differ from step_ends"):
+        read_batch(batch.serialize().to_pybytes())
 
 
 def test_versions_of_tokens_come_back() -> None:
