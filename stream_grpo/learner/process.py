@@ -128,11 +128,16 @@ class LearnerProcess:
     def _batch(self, groups: Sequence[RolloutGroup]) -> TrainBatch:
         if self._config.algo.shuffle_rewards:
             groups = [with_shuffled_rewards(group, self._config.run.seed) for group in groups]
-        cut = {"vocab_size": self._engine.vocab_size, "microbatch_tokens": self._config.learner.microbatch_tokens}
+        groups = self._step.rewarded(
+            groups,
+            vocab_size=self._engine.vocab_size,
+            microbatch_tokens=self._config.learner.microbatch_tokens,
+        )
         return make_train_batch(
-            self._step.rewarded(groups, **cut),
+            groups,
             self._step.advantages,
-            **cut,
+            vocab_size=self._engine.vocab_size,
+            microbatch_tokens=self._config.learner.microbatch_tokens,
             num_minibatches=self._config.learner.num_minibatches,
             sampled_by=self._sampled_by,
         )
