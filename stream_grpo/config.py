@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.algo.recipe import Recipe, readers
-from stream_grpo.config_rewards import Composition, Hidden, Name, Shaping, composition_complaints
+from stream_grpo.config_http import Judge
+from stream_grpo.config_rewards import Composition, Hidden, Name, Shaping, composition_complaints, sample_complaints
 
 ProblemField = Literal["prompt", "answer", "verifier", "problem_id", "domain", "source"]
 """What is read of a row of problems."""
@@ -243,6 +244,8 @@ class Rewards(Section):
     """Of each process of a program; a row's `memory_limit_bytes` replaces it."""
     allow_weaker_sandbox: bool = False
     """Whether `code` runs where this machine cannot isolate a program; only for programs that may be trusted."""
+    http: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")], Judge] = Field(default_factory=dict)
+    """Judges and reward models behind URLs, `[rewards.http.NAME]`; a row names one as `http:NAME`."""
     compose: dict[Name, Composition] = Field(default_factory=dict)
     """Several verifiers as one: a row that names `compose:NAME` as its verifier is scored by all of them."""
     shaping: Shaping = Shaping()
@@ -252,7 +255,10 @@ class Rewards(Section):
 
     @model_validator(mode="after")
     def _compositions_fit(self) -> Rewards:
+        compares = {f"http:{name}" for name, judge in self.http.items() if judge.kind == "pairwise"}
         for complaint in composition_complaints(self.compose):
+            raise ValueError(complaint)
+        for complaint in sample_complaints(self.compose, self.hidden, compares):
             raise ValueError(complaint)
         return self
 

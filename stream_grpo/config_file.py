@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 
 from stream_grpo.config import Config
+from stream_grpo.config_http import JUDGES
 from stream_grpo.errors import ConfigError
 
 NEAR = 0.7
@@ -91,13 +92,20 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 
 def _explain(error: Mapping[str, Any]) -> str:
     location = [str(part) for part in error["loc"]]
-    key = ".".join(location)
+    key = ".".join(_keys(location))
     if error["type"] == "extra_forbidden":
         return f"unknown key {key}: {_hint(location, is_section=isinstance(error['input'], Mapping))}"
     if error["type"] == "missing":
         return f"{key}: required and not given"
     message = EXPECTED.get(error["type"], error["msg"].removeprefix("Value error, "))
+    if key and isinstance(error["input"], Mapping):
+        return f"{key}: {message}"
     return f"{key} = {error['input']!r}: {message}" if key else message
+
+
+def _keys(location: list[str]) -> list[str]:
+    """The keys of the file: the kind of a judge is pydantic's way to it, and none."""
+    return [*location[:3], *location[4:]] if location[:2] == ["rewards", "http"] else location
 
 
 def _hint(location: list[str], *, is_section: bool) -> str:
@@ -105,7 +113,7 @@ def _hint(location: list[str], *, is_section: bool) -> str:
     *section, name = location
     beside = _names(section)
     if (section or is_section) and (near := difflib.get_close_matches(name, beside, n=1, cutoff=NEAR)):
-        return f"did you mean {'.'.join([*section, near[0]])}?"
+        return f"did you mean {'.'.join([*_keys(section), near[0]])}?"
     elsewhere = {setting: part for part in reversed(_names([])) for setting in _names([part])}
     if near := difflib.get_close_matches(name, elsewhere, n=1, cutoff=1.0 if is_section else NEAR):
         return f"did you mean {elsewhere[near[0]]}.{near[0]}?"
@@ -114,10 +122,16 @@ def _hint(location: list[str], *, is_section: bool) -> str:
 
 def _names(section: list[str]) -> list[str]:
     """The settings of a section; none of what is no section."""
+    if section[:2] == ["rewards", "http"] and len(section) > 3:  # rewards.http.NAME.kind
+        return next(list(judge.model_fields) for judge in JUDGES if _kind(judge) == section[3])
     kind: Any = Config
     for name in section:
         kind = _inner(kind, name)
     return list(getattr(kind, "model_fields", ()))
+
+
+def _kind(judge: Any) -> str:
+    return str(get_args(judge.model_fields["kind"].annotation)[0])
 
 
 def _inner(kind: Any, name: str) -> Any:
@@ -159,10 +173,9 @@ def to_toml(config: Config) -> str:
 def toml_lines(name: str, value: Any) -> list[str]:
     """A setting as TOML, which has no null: one that is None is left out, and None is its default."""
     if isinstance(value, dict):
-        return [line for key, item in value.items() for line in toml_lines(f"{name}.{_key(key)}", item)]
+        return [line for key, item in value.items() for line in toml_lines(f"{name}.{_toml_key(key)}", item)]
     return [] if value is None else [f"{name} = {json.dumps(value, ensure_ascii=False)}"]
 
 
-def _key(name: str) -> str:
-    """A key of TOML, in quotes where it is not bare."""
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)

@@ -6,7 +6,7 @@ Part of the tree of `config`; what a composition, a term or the hidden verifier 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -189,6 +189,21 @@ class Hidden(Asked):
     """Above this share of different decisions in a full window a sampler warns, once."""
     max_difference: float | None = Field(None, gt=0)
     """The same for the mean of reward minus hidden reward, where both have one scale. None: it does not warn."""
+
+
+def sample_complaints(
+    compositions: dict[str, Composition], hidden: Hidden | None, compares: Collection[str]
+) -> Iterable[str]:
+    """Where a verifier that `compares` the responses of a group would be asked about some of them alone."""
+    if hidden is not None and hidden.verifier in compares:
+        yield f"hidden.verifier = {hidden.verifier!r} compares whole groups, and is asked about a sample; use another"
+    for name, composition in compositions.items():
+        for key, component in composition.components.items():
+            if component.tail_verifier in compares:
+                yield (
+                    f"compose.{name}.components.{key}.tail_verifier = {component.tail_verifier!r} compares whole "
+                    f"groups, and is asked about a tail; use another"
+                )
 
 
 def composition_complaints(compositions: dict[str, Composition]) -> Iterable[str]:

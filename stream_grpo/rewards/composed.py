@@ -13,6 +13,7 @@ from typing import Any
 from stream_grpo.config import Rewards
 from stream_grpo.config_rewards import Asked
 from stream_grpo.rewards.composition import Usage, chosen, compose, part_row, tails
+from stream_grpo.rewards.gathering import Place
 from stream_grpo.rewards.hidden import HiddenGap, is_sampled
 from stream_grpo.rewards.result import VerifiableProblem
 from stream_grpo.rewards.scoring import UNSCORED_ENDS, Pool, Scoring, asked_verifiers, composition_version
@@ -28,6 +29,7 @@ class _Response:
     problem: VerifiableProblem
     text: str
     end_reason: EndReason
+    place: Place | None
     usage: Usage
     results: dict[str, RewardResult] = field(default_factory=dict)
     seconds: dict[str, RewardResult] = field(default_factory=dict)
@@ -77,6 +79,7 @@ class ComposedScoring(Scoring):
         problem: VerifiableProblem,
         response_text: str,
         end_reason: EndReason,
+        place: Place | None = None,
         *,
         num_tokens: int = 0,
         may_be_trained: bool = False,
@@ -90,11 +93,11 @@ class ComposedScoring(Scoring):
             self._show_hidden(task_id, problem, response_text, end_reason)
         name = chosen(problem.verifier, self._rewards.compose)
         if name is None:
-            super().submit(task_id, problem, response_text, end_reason)
+            super().submit(task_id, problem, response_text, end_reason, place)
             return
         composition = self._rewards.compose[name]
         usage = Usage(num_tokens=num_tokens, num_tool_calls=response_text.count(composition.tool_marker))
-        response = _Response(task_id, name, problem, response_text, end_reason, usage)
+        response = _Response(task_id, name, problem, response_text, end_reason, place, usage)
         response.num_out = len(composition.components)
         for key, component in composition.components.items():
             self._ask(response, key, component, component.verifier)
@@ -115,6 +118,23 @@ class ComposedScoring(Scoring):
             if task_id in self._pairs:
                 self._compare(task_id, shown=result)
         return found
+
+    def forget(self, group: str) -> None:
+        """As `Scoring.forget`: a composition of which a part is dropped has no result either."""
+        self._num_asked -= self._drop(group)
+        of_group = {key for response, key, _ in self._parts.values() if _group_of(response) == group}
+        dropped: set[_Response] = set()
+        for key in of_group:
+            if self._drop(f"{group}#{key}"):
+                found = [name for name, (r, at, _) in self._parts.items() if at == key and _group_of(r) == group]
+                dropped |= {self._parts.pop(name)[0] for name in found}
+        self._num_asked -= len(dropped)
+
+    def _drop(self, group: str) -> int:
+        """How many responses that waited for others are dropped."""
+        before = super().num_open
+        super().forget(group)
+        return before - super().num_open
 
     @property
     def num_open(self) -> int:
@@ -140,7 +160,9 @@ class ComposedScoring(Scoring):
             return
         part_id = self._part_id(response.task_id)
         self._parts[part_id] = response, key, is_second
-        super().submit(part_id, row, response.text, response.end_reason)
+        # A second verifier is asked about some of a group: there is nothing to wait for.
+        place = None if is_second else _place_of(response, key)
+        super().submit(part_id, row, response.text, response.end_reason, place)
 
     def _part_id(self, task_id: str) -> str:
         return f"{task_id}#{next(self._numbers)}"
@@ -186,6 +208,15 @@ class ComposedScoring(Scoring):
             del self._pairs[task_id]
             assert self.gap is not None
             self.gap.add(pair.shown, pair.hidden)
+
+
+def _group_of(response: _Response) -> str | None:
+    return None if response.place is None else response.place.group
+
+
+def _place_of(response: _Response, key: str) -> Place | None:
+    """A part is compared with the same part of the others."""
+    return None if response.place is None else Place(f"{response.place.group}#{key}", response.place.size)
 
 
 def _no_row(verifier: str, error: ValueError) -> RewardResult:

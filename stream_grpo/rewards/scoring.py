@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from stream_grpo.config import Rewards
+from stream_grpo.config_http import PREFIX as HTTP
+from stream_grpo.config_http import Judge
 from stream_grpo.config_rewards import COMPOSE_PREFIX, settings
 from stream_grpo.errors import ConfigError
 from stream_grpo.rewards import sandbox
 from stream_grpo.rewards.code import CODE, CodeSettings
 from stream_grpo.rewards.composition import chosen, plain_verifiers, verifiers_of, version_of
+from stream_grpo.rewards.gathering import Gathering, Place
+from stream_grpo.rewards.judging import Answer, api_key
 from stream_grpo.rewards.limits import Limits
 from stream_grpo.rewards.policy import UnscoredCount, UnscoredPolicy
 from stream_grpo.rewards.pool import RewardPool
@@ -21,8 +26,13 @@ from stream_grpo.rewards.user import PREFIX, source_version
 from stream_grpo.rewards.verifiers import VERIFIERS
 from stream_grpo.types import EndReason, RewardResult
 
+if TYPE_CHECKING:
+    from stream_grpo.rewards.http import HttpRewards
+
 UNSCORED_ENDS = (EndReason.ABORT, EndReason.ERROR)
 """No verifier is asked about a response that ended so."""
+# Where both the pool and judges are waited for, each is looked at so often.
+_TURN_S = 0.005
 
 
 class Pool(Protocol):
@@ -46,8 +56,8 @@ class Pool(Protocol):
 class Scoring:
     """Scores responses with the verifiers that their problems name. Belongs to one thread, but for `status`.
 
-    A cheap verifier is asked at once, in this process: a pool of workers would cost more than its checks. Every other
-    is asked in a RewardPool, which is started where it is needed.
+    A cheap verifier is asked at once, in this process: a pool of workers would cost more than its checks. A judge
+    behind a URL is asked by HttpRewards, every other verifier in a RewardPool; both start where they are needed.
     """
 
     def __init__(
@@ -59,7 +69,7 @@ class Scoring:
     ) -> None:
         """`expected`: the verifiers that the run's problems name; their workers start at once, with them loaded.
 
-        Raises ConfigError where one of them is not known to the run.
+        Raises ConfigError where one of them is not known to the run, or the key of a judge is not there.
         """
         expected = set(expected)
         _require_known(expected, rewards)
@@ -73,6 +83,11 @@ class Scoring:
         self._pooled = sorted(expected & self._in_pool)
         if self._pooled:
             self._pool = self._make_pool(rewards, self._pooled)
+        self._judges = {f"{HTTP}{name}": judge for name, judge in rewards.http.items()}
+        self._gathering, self._num_with_http = Gathering(), 0
+        self._http: HttpRewards | None = None
+        if expected & self._judges.keys():
+            self._start_http()
 
     def submit(
         self,
@@ -80,13 +95,16 @@ class Scoring:
         problem: VerifiableProblem,
         response_text: str,
         end_reason: EndReason,
+        place: Place | None = None,
         *,
         num_tokens: int = 0,
         may_be_trained: bool = False,
     ) -> None:
         """Give one response; its result comes from `poll` under `task_id`.
 
-        What it is for, and its sampled tokens, are read where a scoring is made of several, see `composed`.
+        A judge that compares is asked once all responses of the group at `place` are there; without a place a response
+        is a group of its own. What it is for, and its sampled tokens, are read where a scoring is made of several, see
+        `composed`.
 
         One that the engine aborted is `unknown` and one that the engine failed at is `env_error`, both without a reward
         and without asking the verifier, which is told of a response that was cut at the length limit.
@@ -100,6 +118,11 @@ class Scoring:
             self._pool.submit(task_id, problem.verifier, response_text, problem, is_cut=is_cut)
             self._num_with_pool += 1
             return
+        if problem.verifier in self._judges:
+            is_scored = end_reason not in UNSCORED_ENDS
+            self._judge(problem, Answer(task_id, response_text) if is_scored else None, place)
+            if is_scored:
+                return
         result = self._scorer.score(problem, response_text, end_reason)
         self._answered.append((task_id, result))
         if end_reason not in UNSCORED_ENDS:
@@ -111,16 +134,55 @@ class Scoring:
         Raises RewardError where too many responses in a row cannot be scored, or no worker starts.
         """
         results, self._answered = self._answered, []
-        if self._pool is not None and self._num_with_pool:
-            found = self._pool.poll(0.0 if results else timeout_s)
-            self._num_with_pool -= len(found)
-            results += found
-        return results
+        wait_s = 0.0 if results else timeout_s
+        if not (self._num_with_pool and self._num_with_http):
+            return results + self._from_pool(wait_s) + self._from_http(wait_s)
+        deadline = time.monotonic() + wait_s
+        while True:
+            wait_s = max(0.0, deadline - time.monotonic())
+            results += self._from_pool(min(wait_s, _TURN_S)) + self._from_http(0.0)
+            if results or not wait_s:
+                return results
+
+    def forget(self, group: str) -> None:
+        """No more responses of this group come: those that wait for them are dropped, without a result."""
+        self._num_with_http -= self._gathering.forget(group)
+
+    def _from_pool(self, timeout_s: float) -> list[tuple[str, RewardResult]]:
+        if self._pool is None or not self._num_with_pool:
+            return []
+        found = self._pool.poll(timeout_s)
+        self._num_with_pool -= len(found)
+        return found
+
+    def _from_http(self, timeout_s: float) -> list[tuple[str, RewardResult]]:
+        if self._http is None or not self._num_with_http:
+            return []
+        found = self._http.poll(timeout_s)
+        self._num_with_http -= len(found)
+        return found
+
+    def _judge(self, problem: VerifiableProblem, answer: Answer | None, place: Place | None) -> None:
+        """Ask a judge; `answer` None: the response has none, and is missed by those of its group."""
+        http = self._http or self._start_http()
+        if self._judges[problem.verifier].kind == "pairwise":
+            answers = self._gathering.add(answer, place)
+        else:
+            answers = [] if answer is None else [answer]
+        self._num_with_http += answer is not None
+        if answers:
+            http.submit(problem.verifier, problem, answers)
+
+    def _start_http(self) -> HttpRewards:
+        from stream_grpo.rewards.http import HttpRewards  # brings the client's library, which few runs need
+
+        self._http = HttpRewards(self._rewards.http, policy=_policy(self._rewards))
+        return self._http
 
     @property
     def num_open(self) -> int:
         """Responses submitted whose results `poll` has not returned."""
-        return len(self._answered) + self._num_with_pool
+        return len(self._answered) + self._num_with_pool + self._num_with_http
 
     @property
     def exhausted_share(self) -> float:
@@ -133,14 +195,19 @@ class Scoring:
         return None
 
     def status(self) -> dict[str, Any]:
-        """What was decided here and in the pool; None where there is none."""
+        """What was decided here, in the pool and by judges; None where there is none."""
         here = {"num_open": self.num_open, "in_process": self._unscored.status()}
-        return {**here, "pool": None if self._pool is None else self._pool.status()}
+        return {
+            **here,
+            "pool": None if self._pool is None else self._pool.status(),
+            "http": None if self._http is None else self._http.status(),
+        }
 
     def close(self) -> None:
-        """End the pool, whatever its workers do. May be called twice."""
-        if self._pool is not None:
-            self._pool.close()
+        """End pool and judges, whatever they do. May be called twice."""
+        for part in (self._pool, self._http):
+            if part is not None:
+                part.close()
 
     def __enter__(self) -> Self:
         return self
@@ -177,7 +244,8 @@ def check_verifiers(names: Iterable[str], rewards: Rewards, sample_deadline_s: f
     """Refuse what cannot be scored, before anything starts.
 
     Raises ConfigError for a name that no verifier has, a function that `rewards.functions` does not list or that is
-    not there, and for `code` where programs could not be isolated or would outlast their tickets.
+    not there, a judge without its key or that would outlast its tickets, and for `code` where programs could not be
+    isolated or would outlast theirs.
     """
     wanted = plain_verifiers(names, rewards.compose)
     if (hidden := rewards.hidden) is not None and hidden.verifier in wanted:
@@ -187,6 +255,8 @@ def check_verifiers(names: Iterable[str], rewards: Rewards, sample_deadline_s: f
     wanted |= asked_verifiers((), rewards)
     _require_known(wanted, rewards)
     versions(wanted, rewards)
+    for name in sorted(name for name in rewards.http if f"{HTTP}{name}" in wanted):
+        _check_judge(name, rewards.http[name], sample_deadline_s)
     if CODE not in wanted:
         return
     if sample_deadline_s <= rewards.code_check_s:
@@ -209,8 +279,21 @@ def asked_verifiers(names: Iterable[str], rewards: Rewards) -> set[str]:
     return plain_verifiers(names, rewards.compose) | hidden
 
 
+def _check_judge(name: str, judge: Judge, sample_deadline_s: float) -> None:
+    try:
+        api_key(judge)
+    except ConfigError as error:
+        raise ConfigError(f"rewards.http.{name}.{error}") from None
+    if sample_deadline_s <= judge.total_s:
+        raise ConfigError(
+            f"rewards.http.{name}.total_s = {judge.total_s:g}: a request may take so long with its retries, and "
+            f"stream.sample_deadline_s = {sample_deadline_s:g} is no longer; use less, or a later deadline"
+        )
+
+
 def versions(names: Iterable[str], rewards: Rewards) -> dict[str, str]:
-    """The version of each verifier; of a user's function, the hash of its module; of a composition, that of all of it.
+    """The version of each verifier; of a user's function, the hash of its module; of a judge, that of its rules; of a
+    composition, that of all of it.
 
     Raises ConfigError where one is not there.
     """
@@ -233,6 +316,8 @@ def _version(name: str, rewards: Rewards) -> str:
 def _plain_version(name: str, rewards: Rewards) -> str:
     if name.startswith(PREFIX):
         return source_version(name, [str(rewards.function_dir)])
+    if name.startswith(HTTP):
+        return rewards.http[name.removeprefix(HTTP)].version
     return VERIFIERS[name].version
 
 
@@ -242,7 +327,8 @@ def scoring_version(rewards: Rewards) -> str:
     A limit is a rule: a response that runs into it is wrong. Of shaping the schedule counts and not its present value.
     Raises ConfigError where a function is not there.
     """
-    functions = [f"{name}={version}" for name, version in versions(rewards.functions, rewards).items()]
+    ours = [*rewards.functions, *(f"{HTTP}{name}" for name in rewards.http)]
+    functions = [f"{name}={version}" for name, version in versions(ours, rewards).items()]
     limits = [
         f"{name}={getattr(rewards, name)}"
         for name in (
@@ -260,14 +346,15 @@ def scoring_version(rewards: Rewards) -> str:
 
 
 def _require_known(names: Iterable[str], rewards: Rewards) -> None:
-    unknown = sorted(set(names) - VERIFIERS.keys() - set(rewards.functions))
+    judges = [f"{HTTP}{name}" for name in rewards.http]
+    unknown = sorted(set(names) - VERIFIERS.keys() - {*rewards.functions, *judges})
     if functions := [name for name in unknown if name.startswith(PREFIX)]:
         raise ConfigError(
             f"verifier {functions[0]!r}: a row may name only functions that rewards.functions lists; it lists "
             f"{', '.join(rewards.functions) or 'none'}"
         )
     if unknown:
-        known = [*sorted(VERIFIERS), *rewards.functions, *(COMPOSE_PREFIX + name for name in rewards.compose)]
+        known = [*sorted(VERIFIERS), *rewards.functions, *judges, *(COMPOSE_PREFIX + name for name in rewards.compose)]
         raise ConfigError(f"no verifier is called {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
 
 

@@ -13,6 +13,7 @@ from curator.schema import Pick
 from curator.wire import RemoteError
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError
+from stream_grpo.rewards.gathering import Place
 from stream_grpo.rewards.scoring import Scoring, scoring_version
 from stream_grpo.rewards.shaping import shaped_group
 from stream_grpo.sampler.alarms import Alarms
@@ -26,6 +27,7 @@ from stream_grpo.sampler.rollout import (
     make_requests,
     refused_group,
     request_of,
+    scored_as,
     task_id_of,
 )
 from stream_grpo.sampler.update import Updater
@@ -203,6 +205,7 @@ class SamplerProcess:
         """Drop what is under way for a group whose ticket is issued again."""
         if (group := self._groups.pop(group_id, None)) is not None:
             self._engine.abort([request.request_id for request in group.unfinished])
+            self._scoring.forget(scored_as(group.ticket))
 
     def _take_picks(self) -> None:
         answers = self._curator.poll(_IDLE_WAIT_S if self._asked and self._engine.num_unfinished == 0 else 0.0)
@@ -251,8 +254,9 @@ class SamplerProcess:
             text = self._prompts.decode(generation.token_ids.tolist())
             task_id = task_id_of(group.ticket, generation.request_id)
             num_tokens = len(generation.token_ids)
+            place = Place(scored_as(group.ticket), self._config.sampler.group_size)
             self._scoring.submit(
-                task_id, group.problem, text, generation.end_reason, num_tokens=num_tokens, may_be_trained=True
+                task_id, group.problem, text, generation.end_reason, place, num_tokens=num_tokens, may_be_trained=True
             )
             self._num_tokens += num_tokens
             self._alarms.ended(generation.end_reason)
@@ -278,7 +282,7 @@ class SamplerProcess:
             self._score_s += self._timer() - started
 
     def _score(self, group: GroupInProgress, request_id: str, reward: RewardResult) -> None:
-        group.score(request_id, reward)
+        group.score(request_id, reward, self._prompts.decode)
         if group.is_complete:
             del self._groups[group.ticket.group_id]
             self._finish(group)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from curator.schema import Problem
 from stream_grpo.config import Config
+from stream_grpo.sampler.step_tokens import steps_in_tokens
 from stream_grpo.types import (
     Decision,
     EndReason,
@@ -72,13 +74,21 @@ def task_id_of(ticket: Ticket, request_id: str) -> str:
     return f"{request_id}@{ticket.owner_epoch}"
 
 
+def scored_as(ticket: Ticket) -> str:
+    """Under which the responses of a group are gathered where they are scored together."""
+    return task_id_of(ticket, ticket.group_id)
+
+
 def request_of(task_id: str) -> str:
     """The request id in a task id of `task_id_of`."""
     return task_id.rpartition("@")[0]
 
 
 def make_rollout(request: GenerationRequest, generation: Generation, reward: RewardResult) -> Rollout:
-    """One rollout over prompt and response: T = prompt tokens + response tokens, the response is the policy's."""
+    """One rollout over prompt and response: T = prompt tokens + response tokens, the response is the policy's.
+
+    Steps of the reward end at tokens of the response.
+    """
     num_prompt, length = len(request.prompt_ids), len(request.prompt_ids) + len(generation.token_ids)
     mixed = generation.mixed_context_from
     return Rollout(
@@ -130,9 +140,17 @@ class GroupInProgress:
             raise ValueError(f"generation {request_id} is not awaited by group {self.ticket.group_id}")
         self._waiting[request_id] = generation
 
-    def score(self, request_id: str, reward: RewardResult) -> None:
-        """Make a rollout of a generation and its reward. Raises KeyError where it does not wait for one."""
-        self._rollouts[request_id] = make_rollout(self._requests[request_id], self._waiting.pop(request_id), reward)
+    def score(
+        self, request_id: str, reward: RewardResult, decode: Callable[[Sequence[int]], str] | None = None
+    ) -> None:
+        """Make a rollout of a generation and its reward. Raises KeyError where it does not wait for one.
+
+        `decode`: of token ids to the text that was scored; what has steps needs it, to say at which tokens they end.
+        """
+        generation = self._waiting.pop(request_id)
+        if reward.steps and decode is not None:
+            reward = replace(reward, steps=steps_in_tokens(reward.steps, generation.token_ids.tolist(), decode))
+        self._rollouts[request_id] = make_rollout(self._requests[request_id], generation, reward)
 
     def add(self, generation: Generation, reward: RewardResult) -> None:
         """Take a generation that is scored already. Raises ValueError as `take` does."""

@@ -6,10 +6,12 @@ import dataclasses
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from stream_grpo.config import Rewards
 from stream_grpo.errors import ConfigError, RewardError
 from stream_grpo.rewards.composed import ComposedScoring
+from stream_grpo.rewards.gathering import Place
 from stream_grpo.rewards.messages import ProblemRow
 from stream_grpo.rewards.scoring import check_verifiers, scoring_version, versions
 from stream_grpo.types import Decision, EndReason, RewardResult
@@ -112,6 +114,65 @@ def test_a_row_without_the_column_of_a_part_is_an_error_that_counts() -> None:
     assert "problem p1 has no column 'label', the gold of a" in result.evidence
     with pytest.raises(RewardError, match=r"2 responses in a row .*\n.*no column 'label'"):
         scoring.submit("b", row("compose:x"), "#### 51", EndReason.EOS)
+
+
+class FakeJudges:
+    """In place of judges behind URLs: keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked, self.finished = list[tuple[str, list[str]]](), list[tuple[str, RewardResult]]()
+
+    def submit(self, verifier: str, problem: Any, answers: list[Any]) -> None:
+        self.asked.append((verifier, [answer.text for answer in answers]))
+        self.finished += [(answer.task_id, said(Decision.PASS, verifier)) for answer in answers]
+
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[str, RewardResult]]:
+        finished, self.finished = self.finished, []
+        return finished
+
+
+JUDGE = {"kind": "pairwise", "url": "http://127.0.0.1:1/v1/chat/completions", "model": "m"}
+RANKED: dict[str, Any] = {
+    "components": {"answer": {"verifier": "exact"}, "rank": {"verifier": "http:j", "weight": 0.5, "decides": False}},
+}
+
+
+def judged() -> tuple[ComposedScoring, FakeJudges]:
+    scoring, judges = ComposedScoring(rewards(compose={"ranked": RANKED}, http={"j": JUDGE})), FakeJudges()
+    scoring._http = judges  # type: ignore[assignment]
+    return scoring, judges
+
+
+def test_a_part_that_compares_waits_for_its_group() -> None:
+    scoring, judges = judged()
+    for i, text in enumerate(("#### 51", "#### 50")):
+        assert scoring.poll() == []
+        scoring.submit(f"g0/{i}@0", row("compose:ranked"), text, EndReason.EOS, Place("g0@0", 2))
+    assert judges.asked == [("http:j", ["#### 51", "#### 50"])]
+    results = scoring.poll()
+    assert [(name, result.reward) for name, result in results] == [("g0/0@0", 1.5), ("g0/1@0", 0.5)]
+    assert scoring.num_open == 0
+
+
+def test_a_group_that_is_forgotten_is_not_waited_for() -> None:
+    scoring, judges = judged()
+    scoring.submit("g0/0@0", row("compose:ranked"), "#### 51", EndReason.EOS, Place("g0@0", 2))
+    scoring.submit("h0/0@0", row("exact"), "#### 51", EndReason.EOS, Place("h0@0", 2))
+    scoring.forget("g0@0")
+    assert [name for name, _ in scoring.poll()] == ["h0/0@0"]
+    assert (scoring.num_open, judges.asked) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"hidden": {"verifier": "http:j"}},
+        {"compose": {"x": {"components": {"a": TAIL["components"]["answer"] | {"tail_verifier": "http:j"}}}}},
+    ],
+)
+def test_a_judge_that_compares_is_not_asked_about_a_sample(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="compares whole groups"):
+        rewards(http={"j": JUDGE}, **settings)
 
 
 # -- the hidden verifier ----------------------------------------------------------------------------------------------

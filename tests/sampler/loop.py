@@ -62,6 +62,7 @@ class Outside:
 
     blocks: list[list[Ticket]] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
+    verifiers: dict[str, str] = field(default_factory=dict)
     asked: list[dict[str, Any]] = field(default_factory=list)
     groups: list[RolloutGroup] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
@@ -106,9 +107,8 @@ class Outside:
                 self.curator.reply(request, "picks", body=[body])
 
     def _pick(self, group_id: str) -> Pick:
-        problem = Problem(
-            problem_id=f"of-{group_id}", prompt="6*7=", answer=self.answers.get(group_id, "42"), verifier="exact"
-        )
+        answer, verifier = self.answers.get(group_id, "42"), self.verifiers.get(group_id, "exact")
+        problem = Problem(problem_id=f"of-{group_id}", prompt="6*7=", answer=answer, verifier=verifier)
         return Pick(group_id=group_id, problem=problem, probability=0.5, expected_signal=0.5)
 
     def close(self) -> None:

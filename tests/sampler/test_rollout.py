@@ -21,7 +21,7 @@ from stream_grpo.sampler.rollout import (
     rollout_seed,
     task_id_of,
 )
-from stream_grpo.types import Decision, EndReason, Generation, PolicyVersion, RewardResult, Ticket
+from stream_grpo.types import Decision, EndReason, Generation, PolicyVersion, RewardResult, StepScore, Ticket
 
 TICKET = Ticket(group_id="g/7", owner_epoch=2, step=5, seed=11, issued_at_s=0.0, deadline_s=100.0)
 PROBLEM = Problem(problem_id="p1", prompt="1+1=", answer="2", verifier="exact", domain="add-1")
@@ -134,3 +134,16 @@ def test_the_configuration_hash_changes_with_the_meaning_and_with_nothing_else()
         config_hash(config(), "tok", "exact=2"),
     ]
     assert len({base, *others}) == 6
+
+
+def test_steps_of_a_reward_end_at_tokens_of_the_response() -> None:
+    group = GroupInProgress(TICKET, PROBLEM, make_requests(TICKET, [5, 6, 7], config()), 1.0)
+    group.take(generation("g/7/0", num_tokens=3))
+    group.take(generation("g/7/1", num_tokens=1))
+    reward = replace(REWARD, steps=(StepScore(2, 0.5), StepScore(6, 1.0)))
+    # Every token is two characters: the first step ends with the first token, the second with the third.
+    group.score("g/7/0", reward, lambda ids: "ab" * len(ids))
+    group.score("g/7/1", REWARD, lambda ids: "ab" * len(ids))
+    first, second = group.finish(sampler_id="s0", config_hash="c", finished_at_s=3.0).rollouts
+    assert first.reward.steps == (StepScore(1, 0.5), StepScore(3, 1.0))
+    assert second.reward.steps == ()

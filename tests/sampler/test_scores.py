@@ -15,6 +15,7 @@ from stream_grpo.errors import RewardError
 from stream_grpo.rewards.scoring import Scoring
 from stream_grpo.types import Decision, EndReason, Generation, RewardResult
 from tests.fakes import FakeEngine
+from tests.rewards.http_server import JudgeServer, Reply, says
 from tests.sampler.loop import Outside, Running, publish, ticket
 
 
@@ -155,3 +156,28 @@ def test_c41_the_sampler_says_that_all_responses_are_cut(outside: Outside, tmp_p
     assert {(rollout.end_reason, rollout.reward.reward) for rollout in rollouts} == {(EndReason.LENGTH, 0.0)}
     (warning,) = running.warnings
     assert "(100%) were cut off at sampler.max_new_tokens = 16" in warning
+
+
+def test_a_judge_of_groups_is_told_which_responses_belong_together(outside: Outside, tmp_path: Path) -> None:
+    outside.verifiers = dict.fromkeys(("g0", "g1", "g2"), "http:pair")
+    outside.blocks = [[ticket("g0"), ticket("g1")], [ticket("g2")]]
+    publish(tmp_path / "weights", 0)
+    with JudgeServer(lambda body: says("[[A]]")) as server:
+        judge = {"kind": "pairwise", "url": server.url, "model": "m", "prompt": "{first}|{second}"}
+        running = Running(outside, tmp_path, FakeEngine(), rewards={"http": {"pair": judge}})
+        running.until(lambda: len(outside.groups) == 3)
+    # Two responses a group, compared in both orders, by a judge that prefers the first place.
+    assert len(server.bodies) == 6
+    assert [[r.reward.reward for r in group.rollouts] for group in outside.groups] == [[0.5, 0.5]] * 3
+
+
+def test_a_judge_that_hangs_holds_up_no_other_group(outside: Outside, tmp_path: Path) -> None:
+    outside.verifiers = {"g0": "http:slow"}
+    outside.blocks = [[ticket("g0")], [ticket("g1"), ticket("g2")]]
+    publish(tmp_path / "weights", 0)
+    with JudgeServer(lambda body: Reply({"score": 1.0}, after_s=60.0)) as server:
+        judge = {"kind": "score", "url": server.url}
+        running = Running(outside, tmp_path, FakeEngine(), rewards={"http": {"slow": judge}})
+        running.until(lambda: len(outside.groups) == 2)
+        assert len(server.bodies) == 2
+    assert sorted(group.group_id for group in outside.groups) == ["g1", "g2"]
