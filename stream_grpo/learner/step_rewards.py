@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stream_grpo.algo.choices import StepAggregation
 from stream_grpo.algo.grouped import Groups, group_spread, group_sum
 from stream_grpo.algo.process_rewards import PositionAdvantages, aggregate_steps, position_advantages
 from stream_grpo.algo.recipe import Recipe, given
@@ -42,12 +43,13 @@ def differs(
 
 def with_steps(recipe: Recipe, rewards_B: Tensor, steps_B: Sequence[Steps], stepped_B: Tensor) -> Tensor:
     """outcome_weight r + step_weight (the scores made into one number), [B]; r itself where `stepped_B` is False."""
-    if recipe.step_rewards in ("none", "position"):
+    method = recipe.step_rewards
+    if method == "none" or method == "position":
         return rewards_B
     outcome, step = given(recipe.outcome_weight), given(recipe.step_weight)
     made_B = rewards_B.clone()
     for row in torch.nonzero(stepped_B).flatten().tolist():
-        made_B[row] = outcome * rewards_B[row] + step * _one_number(recipe, steps_B[row])
+        made_B[row] = outcome * rewards_B[row] + step * _one_number(steps_B[row], method)
     return made_B
 
 
@@ -72,10 +74,9 @@ def by_position(
     return PositionAdvantages(given(recipe.step_weight) * found.advantage_BT, found.has_signal_B)
 
 
-def _one_number(recipe: Recipe, steps: Steps) -> float:
+def _one_number(steps: Steps, method: StepAggregation) -> float:
     """The scores of a rollout's steps as one; weighted: by the tokens of each step."""
-    method, scores = recipe.step_rewards, _scores(steps)
-    assert method not in ("none", "position")
+    scores = _scores(steps)
     if method != "weighted":
         return float(aggregate_steps(scores, method=method))
     ends = torch.tensor([0, *(step.end for step in steps)], dtype=torch.float64)
