@@ -145,6 +145,9 @@ def verify(
     verifier: Annotated[str, typer.Option(help="For rows that name none; your own: python:module.function.")] = "math",
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     limit_s: Annotated[float, typer.Option(min=0.001, help="Seconds for one response.")] = 10.0,
+    config: Annotated[
+        Path | None, typer.Option(help="A run's configuration, where verifiers are judges of it: http:NAME.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row, in their order.")] = False,
 ) -> None:
     """Score responses against golds, and say why: the decision of a verifier with its evidence."""
@@ -155,12 +158,14 @@ def verify(
 
         if {file is None} != {gold is not None, response is not None}:
             raise ConfigError("name a file of rows, or one pair with --gold and --response; not both")
+        judges = config_file.load(config).rewards.http if config else by_hand.NO_JUDGES
         if file is not None:
-            pairs = by_hand.read_pairs(file, verifier)
+            pairs = by_hand.read_pairs(file, verifier, judges)
         else:
-            pairs = iter([by_hand.make_pair(gold or "", response or "", verifier)])
+            pairs = iter([by_hand.make_pair(gold or "", response or "", verifier, judges)])
+        preload = [verifier] if file else []
         results = by_hand.verify(
-            pairs, num_workers=workers, limits=Limits(wall_s=limit_s), preload=[verifier] if file else []
+            pairs, num_workers=workers, limits=Limits(wall_s=limit_s), preload=preload, judges=judges
         )
         for number, found in enumerate(results, 1):
             if as_json:

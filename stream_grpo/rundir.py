@@ -28,7 +28,7 @@ from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_version, read_index
 from stream_grpo.model_folder import model_config, unusable, vocab_size
 from stream_grpo.parts import HELDOUT_FILE, INTERVAL_HELDOUT_FILE
-from stream_grpo.rewards.scoring import check_verifiers
+from stream_grpo.rewards.scoring import check_scores_alone, check_verifiers
 from stream_grpo.run_manifest import make_manifest, resumed_manifest
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
 
@@ -259,6 +259,7 @@ def choose_heldout(config: Config, prompts: Prompts, say: Callable[[str], None])
     if not evaluation.files:
         return Heldout([], [])
     problems = _in_turns(read_files(config, evaluation.files, prompts, say), config.run.seed)
+    check_scores_alone({problem.verifier for problem in problems}, config.rewards)
     domains = {problem.domain for problem in problems}
     if unknown := set(evaluation.domains) - domains:
         raise ConfigError(f"evaluation.domains: no held-out problem in {sorted(unknown)}; there are {sorted(domains)}")

@@ -209,3 +209,43 @@ def test_every_field_has_its_sentence() -> None:
     for section in Config.model_fields.values():
         for name, field in section.annotation.model_fields.items():  # type: ignore[union-attr]
             assert field.description, name
+
+
+JUDGE = {"kind": "chat", "url": "http://h:1/v1/chat/completions", "model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        ({"url": "h:1/x"}, r"rewards\.http\.j\.url = 'h:1/x': expected a whole address"),
+        ({"url": "http://me:secret@h/v1/chat/completions"}, "without user, password"),
+        ({"url": "http://h/v1"}, r"rewards\.http\.j: url = 'http://h/v1': expected the address of a chat endpoint"),
+        ({"temprature": 1}, r"unknown key rewards\.http\.j\.temprature: did you mean rewards\.http\.j\.temperature\?"),
+        ({"kind": "chatt"}, r"rewards\.http\.j: .*'chat', 'score', 'process', 'pairwise'"),
+        ({"prompt": "{prompt}"}, r"prompt: \{response\} does not stand in it"),
+        ({"prompt": "{response} {first}"}, r"prompt: \{first\} is not filled in here; known: .*row\.NAME"),
+        ({"low": 10}, "low = 10, high = 10: the best score must be above the worst"),
+        ({"pass_score": 11}, "pass_score = 11: outside the scale, 0 to 10"),
+        ({"read": "json"}, "field belongs to read = 'json', which needs it"),
+        ({"field": "score"}, "field belongs to read = 'json'"),
+        ({"read": "pattern", "pattern": "("}, r"rewards\.http\.j\.pattern = '\(': not a regular expression"),
+        ({"read": "pattern", "pattern": "a*"}, "finds something everywhere"),
+        ({"read": "pattern", "pattern": "a"}, "expected exactly one group"),
+        ({"labels": {"A": 1}}, "labels: a last number is no word"),
+        ({"kind": "process", "split": "pattern"}, r"unknown key rewards\.http\.j\.|split_pattern belongs to split"),
+    ],
+)
+def test_a_judge_that_cannot_work_is_refused(judge: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse({"model": {"path": "m"}, "rewards": {"http": {"j": {**JUDGE, **judge}}}}, "test")
+
+
+def test_judges_survive_the_way_through_a_file() -> None:
+    judges = {
+        "j": {**JUDGE, "body": {"chat_template_kwargs": {"enable_thinking": False}}, "read": "pattern"}
+        | {"pattern": r"\[\[(\w+)\]\]", "labels": {"very good": 10.0}},
+        "p-1": {"kind": "process", "url": "http://h/", "aggregate": "weighted", "step_weight": "length"},
+        "2": {**JUDGE, "kind": "pairwise"},
+    }
+    config = parse({"model": {"path": "m"}, "rewards": {"http": judges}}, "test")
+    assert parse(tomllib.loads(to_toml(config)), "test") == config

@@ -32,7 +32,8 @@ def choice(response_text: str, problem: VerifiableProblem, is_cut: bool = False)
     ("The answer is (B)"); without any of these, from the last sentence with a letter in brackets or after "option".
     Two different letters there are two answers, so "A or B" fails for a single gold.
 
-    Raises ValueError for a gold that is not a letter or a list of letters.
+    The time is linear in the response, whatever it is. Raises ValueError for a gold that is not a letter or a list of
+    letters.
     """
     gold = _gold_letters(problem)
     extraction = extract(response_text, is_cut=is_cut)
@@ -47,7 +48,8 @@ def choice(response_text: str, problem: VerifiableProblem, is_cut: bool = False)
 
 def letters_of(text: str, *, several: bool = False) -> frozenset[str]:
     """The choice letters that a short answer begins with; "AC" is two letters only if several are asked for."""
-    plain = _DRESS.sub(" ", _COMMANDS.sub(" ", text)).strip().rstrip(".").strip()
+    # One space between words: a pattern with white space on both sides of a join would read a long run over and over.
+    plain = " ".join(_DRESS.sub(" ", _COMMANDS.sub(" ", text)).split()).rstrip(".").strip()
     plain = _LEAD.sub("", plain, count=1)
     if several and re.fullmatch(r"[A-Z]{2,}", plain):
         return frozenset(plain)

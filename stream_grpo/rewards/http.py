@@ -47,15 +47,10 @@ class HttpRewards:
         policy: UnscoredPolicy | None = None,
         make_client: MakeClient = EndpointClient,
     ) -> None:
-        """`judges`: by the name after `http:`. The policy's retries are not used: every endpoint has its own.
-
-        Raises ConfigError where the variable of a key is not set.
-        """
-        self._judges = {
-            f"{PREFIX}{name}": _JUDGES[judge.kind](f"{PREFIX}{name}", judge) for name, judge in judges.items()
-        }
-        self._results = {f"{PREFIX}{name}": Results(f"{PREFIX}{name}", judge.version) for name, judge in judges.items()}
-        self._clients = {f"{PREFIX}{name}": make_client(judge) for name, judge in judges.items()}
+        """`judges`: by the name after `http:`. The policy's retries are not used: every endpoint has its own."""
+        self._settings = {f"{PREFIX}{name}": judge for name, judge in judges.items()}
+        self._judges = {name: _JUDGES[judge.kind](name, judge) for name, judge in self._settings.items()}
+        self._make_client, self._clients = make_client, dict[str, EndpointClient]()
         self._unscored = UnscoredCount(policy or UnscoredPolicy())
         self._timings: dict[str, Timings] = defaultdict(Timings)
         self._changed = threading.Condition()
@@ -96,13 +91,14 @@ class HttpRewards:
     def status(self) -> dict[str, Any]:
         """Decisions, and by verifier: requests that wait, run and were repeated, and times in seconds; plain values."""
         with self._changed:
+            clients = dict(self._clients)
             return {
                 "num_open": self._num_open,
                 **self._unscored.status(),
-                "num_queued": sum(client.num_waiting for client in self._clients.values()),
+                "num_queued": sum(client.num_waiting for client in clients.values()),
                 "requests": {
                     name: {"num_queued": c.num_waiting, "num_running": c.num_running, "num_retries": c.num_retries}
-                    for name, c in self._clients.items()
+                    for name, c in clients.items()
                 },
                 "times": {name: timings.status() for name, timings in self._timings.items()},
             }
@@ -152,11 +148,11 @@ class HttpRewards:
         started = time.monotonic()
         try:
             row = _plain_row(problem, verifier)
-            results = await self._judges[verifier](row, answers, self._clients[verifier].post)
+            results = await self._judges[verifier](row, answers, self._client(verifier).post)
         except EndpointError as error:
-            results = [self._results[verifier].env_error(f"{self._clients[verifier].url}: {error}")] * len(answers)
+            results = [self._failed(verifier, f"{self._settings[verifier].url}: {error}")] * len(answers)
         except Exception as error:  # nobody else would hear of it
-            results = [self._results[verifier].env_error(f"{type(error).__name__}: {error}")] * len(answers)
+            results = [self._failed(verifier, f"{type(error).__name__}: {error}")] * len(answers)
         with self._changed:
             self._timings[verifier].add(time.monotonic() - started)
             self._num_open -= len(answers)
@@ -164,6 +160,15 @@ class HttpRewards:
                 self._finished.append((answer.task_id, result))
                 self._settle(result)
             self._changed.notify_all()
+
+    def _client(self, verifier: str) -> EndpointClient:
+        """Made when first asked: a key that nobody needs may be missing. Raises ConfigError for one that is."""
+        if verifier not in self._clients:
+            self._clients[verifier] = self._make_client(self._settings[verifier])
+        return self._clients[verifier]
+
+    def _failed(self, verifier: str, evidence: str) -> RewardResult:
+        return Results(verifier, self._settings[verifier].version).env_error(evidence)
 
     def _settle(self, result: RewardResult) -> None:
         try:

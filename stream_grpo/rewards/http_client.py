@@ -52,7 +52,6 @@ class EndpointClient:
         self._client = httpx.AsyncClient(headers=headers, limits=limits, timeout=None, transport=transport)
         self._places = asyncio.Semaphore(settings.max_concurrent)
         self._not_before = 0.0
-        self.url = settings.url
         self.num_waiting, self.num_running, self.num_retries = 0, 0, 0
 
     async def post(self, body: Any) -> dict[str, Any]:

@@ -44,7 +44,8 @@ class Verifier:
     version: str
     check: Check
     is_cheap: bool = False
-    """Whether its time is bounded for every text, so that it is checked where the text is; others run in the pool."""
+    """Whether its time is linear in the text, whatever the text, so that it is checked where the text is; others run in
+    the pool."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,8 +86,8 @@ class Scoring:
         self._judges = {f"{HTTP}{name}": judge for name, judge in rewards.http.items()}
         self._gathering, self._num_with_http = Gathering(), 0
         self._http: HttpRewards | None = None
-        if expected & self._judges.keys():
-            self._start_http()
+        for name in sorted(expected & self._judges.keys()):
+            _require_key(name, self._judges[name])
 
     def submit(
         self,
@@ -279,11 +279,30 @@ def asked_verifiers(names: Iterable[str], rewards: Rewards) -> set[str]:
     return plain_verifiers(names, rewards.compose) | hidden
 
 
-def _check_judge(name: str, judge: Judge, sample_deadline_s: float) -> None:
+def check_scores_alone(names: Iterable[str], rewards: Rewards) -> None:
+    """Raise ConfigError where a verifier compares the responses of a group: it has no score for one, or of a run."""
+    required = {name for name in names if chosen(name, rewards.compose) is None}
+    for key in {chosen(name, rewards.compose) for name in names} - {None}:
+        parts = rewards.compose[str(key)].components.values()
+        required |= {part.verifier for part in parts if not part.optional}
+    for name in sorted(required):
+        judge = rewards.http.get(name.removeprefix(HTTP)) if name.startswith(HTTP) else None
+        if judge is not None and judge.kind == "pairwise":
+            raise ConfigError(
+                f"evaluation.files: verifier {name!r} compares the responses of a group with each other, so that its "
+                f"scores say nothing of the policy; a held-out problem needs one that scores a response alone"
+            )
+
+
+def _require_key(name: str, judge: Judge) -> None:
     try:
         api_key(judge)
     except ConfigError as error:
-        raise ConfigError(f"rewards.http.{name}.{error}") from None
+        raise ConfigError(f"rewards.http.{name.removeprefix(HTTP)}.{error}") from None
+
+
+def _check_judge(name: str, judge: Judge, sample_deadline_s: float) -> None:
+    _require_key(name, judge)
     if sample_deadline_s <= judge.total_s:
         raise ConfigError(
             f"rewards.http.{name}.total_s = {judge.total_s:g}: a request may take so long with its retries, and "

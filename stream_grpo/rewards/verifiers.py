@@ -15,9 +15,9 @@ __all__ = ["MAX_EVIDENCE_CHARACTERS", "VERIFIERS", "VerifiableProblem", "Verifie
 exact = _exact.exact
 
 
-def _lazy(name: str, version: str, *, function: str = "") -> Verifier:
+def _lazy(name: str, version: str, *, function: str = "", is_cheap: bool = False) -> Verifier:
     """A function of the module `name` of this package, by default the one of that name, imported when first called."""
-    return Verifier(name, version, _LazyCheck(name, function or name))
+    return Verifier(name, version, _LazyCheck(name, function or name), is_cheap)
 
 
 class _LazyCheck:
@@ -41,7 +41,7 @@ VERIFIERS: Mapping[str, Verifier] = MappingProxyType(
         verifier.name: verifier
         for verifier in (
             Verifier(_exact.NAME, _exact.VERSION, exact, is_cheap=True),
-            _lazy("choice", "1"),
+            _lazy("choice", "1", is_cheap=True),
             _lazy("code", "1", function="check_code"),
             _lazy("json_schema", "1"),
             _lazy("math", "1"),

@@ -113,7 +113,7 @@ def read_batch(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
     """Read `encode_group` bytes and check them without building Python objects.
 
     Raises ValueError where they are no batch of GROUP_SCHEMA, hold more or fewer groups than one, or have per-token
-    columns of differing lengths, or other than one score for every end of a step.
+    columns of differing lengths, or steps that have no finite score each or whose ends do not rise within the response.
     """
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), GROUP_SCHEMA)
@@ -131,12 +131,30 @@ def read_batch(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
         column = batch.column(name)
         if column.null_count or not column.value_lengths().equals(lengths):
             raise ValueError(f"column {name}: lengths differ from token_ids")
-    ends, scores = batch.column("step_ends"), batch.column("step_scores")
-    if not scores.value_lengths().equals(ends.value_lengths()):
-        raise ValueError("column step_scores: lengths differ from step_ends")
-    if ends.flatten().null_count or scores.flatten().null_count:
-        raise ValueError("columns step_ends and step_scores: a value is null")
+    _check_steps(batch)
     return batch
+
+
+def _check_steps(batch: pa.RecordBatch) -> None:
+    num_steps = batch.column("step_ends").value_lengths()
+    if not batch.column("step_scores").value_lengths().equals(num_steps):
+        raise ValueError("column step_scores: lengths differ from step_ends")
+    ends, scores = batch.column("step_ends").flatten(), batch.column("step_scores").flatten()
+    if ends.null_count or scores.null_count:
+        raise ValueError("columns step_ends and step_scores: a value is null")
+    if not len(ends):
+        return
+    row = np.repeat(np.arange(batch.num_rows), num_steps.to_numpy())
+    end, before = ends.to_numpy(), np.roll(ends.to_numpy(), 1)
+    before[np.flatnonzero(np.diff(row, prepend=-1))] = 0
+    num_response = batch.column("token_ids").value_lengths().to_numpy() - batch.column("num_prompt_tokens").to_numpy()
+    wrong = (end <= before) | (end > num_response[row]) | ~np.isfinite(scores.to_numpy())
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise ValueError(
+            f"step_ends: a step of rollout {row[i]} ends at token {end[i]} with score {scores[i]}: expected rising "
+            f"ends from 1 to {num_response[row[i]]}, and finite scores"
+        )
 
 
 def batch_to_group(batch: pa.RecordBatch) -> RolloutGroup:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 import time
+import tomllib
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
 from stream_grpo.config import Rewards
-from stream_grpo.config_http import ScoreModel
+from stream_grpo.config_http import JUDGES, ScoreModel
 from stream_grpo.errors import ConfigError, RewardError
 from stream_grpo.rewards.gathering import Place
 from stream_grpo.rewards.http import HttpRewards
 from stream_grpo.rewards.judging import Answer
 from stream_grpo.rewards.messages import ProblemRow
 from stream_grpo.rewards.policy import UnscoredPolicy
-from stream_grpo.rewards.scoring import Scoring, check_verifiers, scoring_version
+from stream_grpo.rewards.scoring import Scoring, check_scores_alone, check_verifiers, scoring_version
 from stream_grpo.types import Decision, EndReason, RewardResult
 from tests.rewards.http_server import JudgeServer, Reply, in_turn, says
 
@@ -199,10 +201,23 @@ def test_a_judge_that_is_not_configured_is_refused_before_anything_starts() -> N
         check_verifiers(["http:rn"], chosen, 120.0)
     with pytest.raises(ConfigError, match=r"rewards.http.rm.api_key_env = 'NO_SUCH_KEY': .* not set"):
         check_verifiers(["http:rm"], chosen, 120.0)
+    with pytest.raises(ConfigError, match=r"rewards.http.rm.api_key_env = 'NO_SUCH_KEY'"):
+        Scoring(chosen, ["http:rm"])
     check_verifiers(["exact"], chosen, 120.0)  # nobody asks it
+    Scoring(chosen, ["exact"]).close()
     late = rewards(rm={"kind": "score", "url": "http://h/", "total_s": 120.0})
     with pytest.raises(ConfigError, match=r"rewards.http.rm.total_s = 120: .*sample_deadline_s = 120 is no longer"):
         check_verifiers(["http:rm"], late, 120.0)
+
+
+def test_a_judge_of_groups_is_refused_for_held_out_problems() -> None:
+    chosen = rewards(
+        pair={"kind": "pairwise", "url": "http://h/v1/chat/completions", "model": "m"},
+        rm={"kind": "score", "url": "http://h/"},
+    )
+    check_scores_alone(["exact", "http:rm"], chosen)
+    with pytest.raises(ConfigError, match=r"evaluation\.files: verifier 'http:pair' compares the responses"):
+        check_scores_alone(["exact", "http:pair"], chosen)
 
 
 @pytest.mark.parametrize(
@@ -225,3 +240,15 @@ def test_what_decides_a_reward_is_in_the_version_of_the_scoring(change: dict[str
 def test_a_model_without_a_name_is_known_by_its_address() -> None:
     one, other = ({"kind": "score", "url": f"http://h/{i}"} for i in range(2))
     assert scoring_version(rewards(rm=one)) != scoring_version(rewards(rm=other))
+
+
+def test_the_example_of_the_page_loads_and_its_tables_name_every_kind() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rewards_http.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    chosen = rewards(**tomllib.loads(example)["rewards"]["http"]).http
+    assert {name: judge.kind for name, judge in chosen.items()} == {
+        "helpful": "chat",
+        "prm": "process",
+        "better": "pairwise",
+    }
+    assert not [judge for judge in JUDGES if f"| `{get_args(judge.model_fields['kind'].annotation)[0]}` |" not in page]

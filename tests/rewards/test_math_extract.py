@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_grpo.rewards.math_extract import closing_brace, extract, find_boxes
+from stream_grpo.rewards.math_extract import closing_braces, extract, find_boxes
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_a_marked_answer_at_the_cut_is_none_but_a_closed_box_is_one() -> None:
 
 
 def test_braces_are_matched_and_escaped_ones_are_characters() -> None:
-    assert closing_brace(r"{a{b}\}c}d", 0) == 8
-    assert closing_brace("{a{b}", 0) is None
+    assert closing_braces(r"{a{b}\}c}d") == {0: 8, 2: 4}
+    assert closing_braces("}{a{b}") == {3: 5}
     assert [box.content for box in find_boxes(r"\boxed{a} \boxedtext{b} \fbox {c}")] == ["a", "c"]
 
 

@@ -68,13 +68,15 @@ def test_a_cheap_verifier_needs_no_pool_and_answers_in_the_next_poll() -> None:
     assert (scoring.num_open, scoring.poll(60.0), pools.made) == (0, [], [])
     assert scoring.status()["pool"] is None
     assert scoring.exhausted_share == 0.0
+    scoring.submit("d", problem("choice", "B"), "\\boxed{B}", EndReason.EOS)
+    assert ([result.reward for _, result in scoring.poll(60.0)], pools.made) == ([1.0], [])
 
 
 def test_every_other_verifier_is_asked_in_a_pool_that_knows_what_to_load() -> None:
     pools = Pools()
-    scoring = Scoring(Rewards(), ["math", "exact", "choice"], make_pool=pools)
+    scoring = Scoring(Rewards(), ["regex", "exact", "choice", "math"], make_pool=pools)
     (pool,) = pools.made
-    assert pool.names == ["choice", "math"]
+    assert pool.names == ["math", "regex"]
     scoring.submit("a", problem("math"), "51", EndReason.EOS)
     scoring.submit("b", problem("math"), "5", EndReason.LENGTH)
     assert pool.given == [("a", "math", "51", False), ("b", "math", "5", True)]

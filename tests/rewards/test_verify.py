@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stream_grpo.cli import app
+from tests.rewards.http_server import JudgeServer, Reply
 
 pytestmark = pytest.mark.slow
 
@@ -80,3 +81,31 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     result = run(str(tmp_path / "none.jsonl"))
     assert result.exit_code == 2
     assert "cannot be read" in result.output
+
+
+def test_judges_of_a_configuration_are_asked_beside_verifiers(tmp_path: Path) -> None:
+    with JudgeServer(lambda body: Reply({"score": float(body["response"] == body["gold"])})) as server:
+        (tmp_path / "run.toml").write_text(
+            f'[model]\npath = "m"\n[rewards.http.rm]\nkind = "score"\nurl = "{server.url}"\nmodel = "rm-1"\n'
+        )
+        file = rows(
+            tmp_path / "rows.jsonl",
+            {"gold": "7", "response": "7", "verifier": "http:rm"},
+            {"gold": "7", "response": "#### 7", "verifier": "exact"},
+            {"gold": "7", "response": "8", "verifier": "http:rm"},
+        )
+        result = run(file, "--config", str(tmp_path / "run.toml"), "--json")
+        assert result.exit_code == 0, result.output
+        found = [json.loads(line) for line in result.stdout.splitlines()]
+        assert [(row["verifier"], row["reward"]) for row in found] == [
+            ("http:rm", 1.0),
+            ("exact", 1.0),
+            ("http:rm", 0.0),
+        ]
+        assert found[2]["evidence"] == "score 0, pass from 0.5"
+
+
+def test_a_judge_without_its_configuration_is_refused_with_what_is_known() -> None:
+    result = run("--gold", "1", "--response", "1", "--verifier", "http:rm")
+    assert result.exit_code == 2
+    assert "no verifier is called 'http:rm'" in result.output

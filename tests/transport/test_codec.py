@@ -45,15 +45,34 @@ def test_steps_come_back_rollout_by_rollout() -> None:
     assert [r.reward.steps for r in decode_group(encode_group(group)).rollouts] == [steps, ()]
 
 
-def test_a_step_without_a_score_is_refused() -> None:
-    batch = group_to_batch(make_group(rewards=[1.0]))
-    batch = batch.set_column(
-        batch.schema.get_field_index("step_ends"),
-        GROUP_SCHEMA.field("step_ends"),
-        pa.array([[2]], pa.list_(pa.int32())),
-    )
-    with pytest.raises(ValueError, match="step_scores: lengths differ from step_ends"):
-        read_batch(batch.serialize().to_pybytes())
+def with_steps(ends: list[list[int]], scores: list[list[float]]) -> bytes:
+    """A group of responses of 4 tokens with these steps."""
+    batch = group_to_batch(make_group(rewards=[1.0] * len(ends)))
+    for name, values in (("step_ends", ends), ("step_scores", scores)):
+        field = GROUP_SCHEMA.field(name)
+        batch = batch.set_column(batch.schema.get_field_index(name), field, pa.array(values, field.type))
+    data: bytes = batch.serialize().to_pybytes()
+    return data
+
+
+@pytest.mark.parametrize(
+    ("ends", "scores", "reason"),
+    [
+        ([[2]], [[]], "step_scores: lengths differ from step_ends"),
+        ([[2, 2]], [[0.5, 0.5]], "rollout 0 ends at token 2 with score 0.5: expected rising ends from 1 to 4"),
+        ([[], [4], [3, 5]], [[], [0.1], [0.2, 0.3]], "rollout 2 ends at token 5 with score 0.3"),
+        ([[0]], [[0.5]], "rollout 0 ends at token 0"),
+        ([[4]], [[float("nan")]], "with score nan"),
+    ],
+)
+def test_steps_that_are_none_are_refused(ends: list[list[int]], scores: list[list[float]], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        read_batch(with_steps(ends, scores))
+
+
+def test_steps_of_one_rollout_need_not_rise_above_those_of_another() -> None:
+    group = decode_group(with_steps([[1, 4], [], [1, 2]], [[0.1, 0.2], [], [0.3, 0.4]]))
+    assert [[end for end, _ in r.reward.steps] for r in group.rollouts] == [[1, 4], [], [1, 2]]
 
 
 def test_versions_of_tokens_come_back() -> None:
