@@ -97,22 +97,22 @@ class EndpointClient:
             async with asyncio.timeout(timeout_s):
                 status, headers, text = await self._exchange(content)
         except TimeoutError:
-            raise _RetryableError(self._says(f"no whole reply within {timeout_s:.3g} s")) from None
+            raise _RetryableError(f"no whole reply within {timeout_s:.3g} s") from None
         except httpx.TransportError as error:
-            raise _RetryableError(self._says(f"{type(error).__name__}: {error}")) from None
+            raise _RetryableError(f"{type(error).__name__}: {self._without_key(str(error))}") from None
         if status in _RETRIED or status >= 500:
             after_s = retry_after_s(headers.get("retry-after", ""), time.time())
             if after_s is not None:
                 self._not_before = max(self._not_before, time.monotonic() + after_s)
-            raise _RetryableError(self._says(f"status {status}: {shown(text)}"), after_s)
+            raise _RetryableError(f"status {status}: {shown(self._without_key(text))}", after_s)
         if status != 200:
-            raise EndpointError(self._says(f"status {status}: {shown(text)}"))
+            raise EndpointError(f"status {status}: {shown(self._without_key(text))}")
         try:
             reply = json.loads(text)
         except (ValueError, RecursionError):
-            raise EndpointError(self._says(f"the reply is not JSON: {shown(text)}")) from None
+            raise EndpointError(f"the reply is not JSON: {shown(self._without_key(text))}") from None
         if not isinstance(reply, dict):
-            raise EndpointError(self._says(f"the reply is no JSON object: {shown(text)}"))
+            raise EndpointError(f"the reply is no JSON object: {shown(self._without_key(text))}")
         return reply
 
     async def _exchange(self, content: bytes) -> tuple[int, httpx.Headers, str]:
@@ -121,14 +121,14 @@ class EndpointClient:
             async for piece in response.aiter_bytes():
                 data += piece
                 if len(data) > _MAX_REPLY_BYTES:
-                    raise EndpointError(self._says(f"a reply of more than {_MAX_REPLY_BYTES} bytes"))
+                    raise EndpointError(f"a reply of more than {_MAX_REPLY_BYTES} bytes")
             return response.status_code, response.headers, data.decode(errors="replace")
 
     async def _held_back(self, deadline: float) -> None:
         """Wait as long as the server asked anybody to."""
         while (wait_s := self._not_before - time.monotonic()) > 0:
             if self._not_before >= deadline:
-                raise EndpointError(self._says(f"the server asks to wait {wait_s:.0f} s longer, which is too long"))
+                raise EndpointError(f"the server asks to wait {wait_s:.0f} s longer, which is too long")
             await asyncio.sleep(wait_s)
 
     def _wait_s(self, error: _RetryableError, num_tries: int) -> float:
@@ -136,9 +136,9 @@ class EndpointClient:
             return error.after_s
         return self._jitter() * min(_MAX_BACKOFF_S, self._settings.backoff_s * 2.0 ** (num_tries - 1))
 
-    def _says(self, reason: str) -> str:
-        """The reason without the key, which a server may well repeat."""
-        return reason.replace(self._key, "***") if self._key else reason
+    def _without_key(self, text: str) -> str:
+        """A server may well repeat the key that it was given."""
+        return text.replace(self._key, "***") if self._key else text
 
 
 def retry_after_s(value: str, now_s: float) -> float | None:

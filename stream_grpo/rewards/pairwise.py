@@ -80,9 +80,9 @@ class PairPreferences:
                 found.wins[i, j] += {_FIRST: 1.0, _TIE: 0.5, _SECOND: 0.0}[verdict]
                 found.wins[j, i] += {_FIRST: 0.0, _TIE: 0.5, _SECOND: 1.0}[verdict]
                 found.num_readable[[i, j]] += 1
-        verdicts = iter(came)
         found.num_contradictions = sum(
-            there == back != _TIE and there is not None for there, back in zip(verdicts, verdicts, strict=True)
+            verdict in (_FIRST, _SECOND) and verdict == back
+            for verdict, back in zip(came[::2], came[1::2], strict=True)
         )
         return found
 

@@ -73,6 +73,10 @@ class Scoring:
         """
         expected = set(expected)
         _require_known(expected, rewards)
+        self._judges = {f"{HTTP}{name}": judge for name, judge in rewards.http.items()}
+        asked = sorted(expected & self._judges.keys())
+        for name in asked:
+            _require_key(name, self._judges[name])
         self._rewards, self._make_pool = rewards, make_pool or start_pool
         self._in_pool = {name for name, verifier in VERIFIERS.items() if not verifier.is_cheap} | {*rewards.functions}
         self._scorer = Scorer(VERIFIERS)
@@ -83,11 +87,10 @@ class Scoring:
         self._pooled = sorted(expected & self._in_pool)
         if self._pooled:
             self._pool = self._make_pool(rewards, self._pooled)
-        self._judges = {f"{HTTP}{name}": judge for name, judge in rewards.http.items()}
         self._gathering, self._num_with_http = Gathering(), 0
         self._http: HttpRewards | None = None
-        for name in sorted(expected & self._judges.keys()):
-            _require_key(name, self._judges[name])
+        if asked:
+            self._start_http()
 
     def submit(
         self,

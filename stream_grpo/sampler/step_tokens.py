@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby, pairwise
+from itertools import count, groupby, pairwise
 from operator import attrgetter
 from statistics import fmean
+from typing import NamedTuple
 
 from stream_grpo.types import StepScore
 
@@ -13,6 +14,8 @@ Decode = Callable[[Sequence[int]], str]
 
 # Tokens that are decoded before those that are measured: a tokenizer may write the first token of a text differently.
 _NUM_CONTEXT = 8
+# So often an end is guessed, then what is left is halved.
+_NUM_GUESSES = 6
 # What the tokens of an unfinished character decode to.
 _UNFINISHED = "\ufffd"
 
@@ -23,45 +26,45 @@ def steps_in_tokens(steps: Sequence[StepScore], token_ids: Sequence[int], decode
     A step ends with the token that completes its last character. Steps that end with one token become one step with
     the mean of their scores. A step that ends where the text does ends with the response: an end token belongs to it.
 
-    Each end is looked for by doubling and halving from the one before, on the text of the tokens between alone: S
-    steps of n tokens cost some S log(n / S) decodings of about n / S tokens, never S of the whole response.
+    Each end is looked for from the one before, on the text of the tokens between alone, where it would be if all tokens
+    were of one length: S steps of n tokens cost a few S decodings of about n / S tokens, never S of the whole response.
 
     Raises ValueError for ends that do not rise.
     """
     if any(after.end <= before.end for before, after in pairwise(steps)):
         raise ValueError(f"steps end at characters {[step.end for step in steps]}: expected rising ends")
-    num_characters, num_tokens, length = len(decode(token_ids)), 0, 0
-    found: list[StepScore] = []
+    whole = _Prefix(len(token_ids), len(decode(token_ids)))
+    found, at = list[StepScore](), _Prefix(0, 0)
     for step in steps:
-        if step.end >= num_characters:
-            num_tokens = len(token_ids)
-        else:
-            num_tokens, length = _advance(step.end, token_ids, decode, num_tokens, length)
-        found.append(StepScore(num_tokens, step.score))
+        if at.num_characters < step.end:
+            at = whole if step.end >= whole.num_characters else _shortest(step.end, token_ids, decode, at, whole)
+        found.append(StepScore(at.num_tokens, step.score))
     return tuple(StepScore(end, fmean(s.score for s in same)) for end, same in groupby(found, key=attrgetter("end")))
 
 
-def _advance(end: int, token_ids: Sequence[int], decode: Decode, start: int, length: int) -> tuple[int, int]:
-    """The fewest tokens, from `start` on, whose text has `end` characters, and how many it has then.
+class _Prefix(NamedTuple):
+    """The first tokens of a response, and how many whole characters they have."""
 
-    `length`: characters of the first `start` tokens.
-    """
-    context = max(0, start - _NUM_CONTEXT)
-    before = _num_whole(decode(token_ids[context:start]))
+    num_tokens: int
+    num_characters: int
 
-    def length_of(num_tokens: int) -> int:
-        return length + _num_whole(decode(token_ids[context:num_tokens])) - before
 
-    low, width = start, 1  # fewer than `end` characters at `low`, or `low` is the answer
-    if length >= end:
-        return start, length
-    while start + width < len(token_ids) and length_of(start + width) < end:
-        low, width = start + width, 2 * width
-    high = min(start + width, len(token_ids))
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if length_of(middle) < end else (low, middle)
-    return high, length_of(high)
+def _shortest(end: int, token_ids: Sequence[int], decode: Decode, low: _Prefix, high: _Prefix) -> _Prefix:
+    """The shortest prefix with `end` characters; `low` has fewer, `high` as many or more."""
+    context = max(0, low.num_tokens - _NUM_CONTEXT)
+    before = low.num_characters - _num_whole(decode(token_ids[context : low.num_tokens]))
+    for num_tries in count():
+        width, missing = high.num_tokens - low.num_tokens, end - low.num_characters
+        if width == 1:
+            break
+        if num_tries < _NUM_GUESSES:
+            step = round(missing * width / (high.num_characters - low.num_characters))
+        else:  # tokens of very different lengths
+            step = width // 2
+        num_tokens = low.num_tokens + min(max(step, 1), width - 1)
+        middle = _Prefix(num_tokens, before + _num_whole(decode(token_ids[context:num_tokens])))
+        low, high = (middle, high) if middle.num_characters < end else (low, middle)
+    return high
 
 
 def _num_whole(text: str) -> int:

@@ -168,6 +168,12 @@ def test_a_key_is_sent_and_never_said(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(EndpointError, match=r"bad key \*\*\*") as caught:
             posted(server.url, api_key_env="JUDGE_KEY")
         assert server.headers[0]["authorization"] == "Bearer sk-secret"
+    # Not a part of it either, where the error is cut: 200 characters end within the key.
+    with (
+        JudgeServer(in_turn(Reply({"error": "x" * 180 + "sk-secret"}, 401))) as server,
+        pytest.raises(EndpointError, match=r"x\*\*\*"),
+    ):
+        posted(server.url, api_key_env="JUDGE_KEY")
     shown = f"{caught.value} {caught.value.__cause__} {settings(server.url, api_key_env='JUDGE_KEY')!r}"
     assert "sk-secret" not in shown
 

@@ -69,8 +69,17 @@ def test_every_end_is_that_of_the_shortest_sufficient_prefix(text: str, data: st
     assert [a.end < b.end for a, b in pairwise(found)] == [True] * (len(found) - 1)
 
 
-def test_the_whole_response_is_decoded_once_however_many_steps_it_has() -> None:
-    # 4096 tokens in 64 steps of 64: doubling to 64 costs 2 * 64 tokens, halving as much, contexts 8 each time.
+def test_an_end_costs_a_few_decodings_of_the_tokens_of_its_step() -> None:
+    # 4096 tokens in 64 steps of 64. The guess is right at once; that no shorter prefix will do takes one more, and each
+    # decodes a step and its context of 8, the context once alone.
     text = Pieces([b"x"] * 4096)
     steps_in_tokens(tuple(StepScore(64 * i, 1.0) for i in range(1, 65)), text.ids, text.decode)
-    assert text.num_decoded < 4096 + 64 * (13 * 72)
+    assert text.num_decoded <= 4096 + 64 * (2 * 72 + 8)
+
+
+def test_tokens_of_very_different_lengths_cost_no_more_than_halving() -> None:
+    # The first guesses fall far too late: one token has nearly all the characters.
+    text = Pieces([b"x"] * 2048 + [b"y" * 100_000] + [b"x"] * 2047)
+    assert steps_in_tokens(steps((2000, 1.0), (104095, 0.0)), text.ids, text.decode) == steps((2000, 1.0), (4096, 0.0))
+    # 6 guesses and 12 halvings of at most 4096 tokens.
+    assert text.num_decoded < 4096 * 20
