@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.algo.recipe import Recipe, readers
 from stream_grpo.config_http import Judge
+from stream_grpo.config_rewards import Composition, Hidden, Name, Shaping, composition_complaints, sample_complaints
 
 ProblemField = Literal["prompt", "answer", "verifier", "problem_id", "domain", "source"]
 """What is read of a row of problems."""
@@ -267,6 +268,21 @@ class Rewards(Section):
     """Whether `code` runs where this machine cannot isolate a program; only for programs that may be trusted."""
     http: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")], Judge] = Field(default_factory=dict)
     """Judges and reward models behind URLs, `[rewards.http.NAME]`; a row names one as `http:NAME`."""
+    compose: dict[Name, Composition] = Field(default_factory=dict)
+    """Several verifiers as one: a row that names `compose:NAME` as its verifier is scored by all of them."""
+    shaping: Shaping = Shaping()
+    """Terms for length, repetition and truncation, added to what the verifiers say."""
+    hidden: Hidden | None = None
+    """A verifier that watches a sample of the responses without being part of any reward."""
+
+    @model_validator(mode="after")
+    def _compositions_fit(self) -> Rewards:
+        compares = {f"http:{name}" for name, judge in self.http.items() if judge.kind == "pairwise"}
+        for complaint in composition_complaints(self.compose):
+            raise ValueError(complaint)
+        for complaint in sample_complaints(self.compose, self.hidden, compares):
+            raise ValueError(complaint)
+        return self
 
     @property
     def code_check_s(self) -> float:
@@ -365,6 +381,7 @@ def _complaints(config: Config) -> Iterable[str]:
     """What cannot work together: the setting, its value, the reason, and what would be right."""
     yield from _sampler_complaints(config)
     yield from _stream_complaints(config)
+    yield from _rewards_complaints(config)
 
 
 def _sampler_complaints(config: Config) -> Iterable[str]:
@@ -479,3 +496,18 @@ def _staleness_complaints(stream: Stream) -> Iterable[str]:
             f"stream.reuse_share = {stream.reuse_share:g} of stream.groups_per_step = {stream.groups_per_step} is less "
             f"than one group: nothing would be used again; raise one of the two, or use max_uses = 1"
         )
+
+
+def _rewards_complaints(config: Config) -> Iterable[str]:
+    rewards, limit = config.rewards, config.sampler.max_new_tokens
+    if (overlong := rewards.shaping.overlong_tokens) is not None and overlong > limit:
+        yield f"rewards.shaping.overlong_tokens = {overlong}: at most sampler.max_new_tokens = {limit} can be used"
+    deadline_s = config.stream.sample_deadline_s
+    for name, composition in rewards.compose.items():
+        asks_again = any(part.tail_verifier is not None for part in composition.components.values())
+        if asks_again and deadline_s <= 4 * rewards.time_limit_s:
+            yield (
+                f"stream.sample_deadline_s = {deadline_s:g}: rewards.compose.{name} may ask a second verifier after "
+                f"the first, each for up to twice rewards.time_limit_s = {rewards.time_limit_s:g}; use more than "
+                f"{4 * rewards.time_limit_s:g}"
+            )

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -92,8 +92,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 
 def _explain(error: Mapping[str, Any]) -> str:
     location = [str(part) for part in error["loc"]]
-    # The kind of a judge is pydantic's way to it, and no key of the file.
-    key = ".".join([*location[:3], *location[4:]] if location[:2] == ["rewards", "http"] else location)
+    key = ".".join(_keys(location))
     if error["type"] == "extra_forbidden":
         return f"unknown key {key}: {_hint(location, is_section=isinstance(error['input'], Mapping))}"
     if error["type"] == "missing":
@@ -104,12 +103,17 @@ def _explain(error: Mapping[str, Any]) -> str:
     return f"{key} = {error['input']!r}: {message}" if key else message
 
 
+def _keys(location: list[str]) -> list[str]:
+    """The keys of the file: the kind of a judge is pydantic's way to it, and none."""
+    return [*location[:3], *location[4:]] if location[:2] == ["rewards", "http"] else location
+
+
 def _hint(location: list[str], *, is_section: bool) -> str:
     """The key that was meant: one beside it with a name that is near, else a setting so called in any section."""
     *section, name = location
     beside = _names(section)
     if (section or is_section) and (near := difflib.get_close_matches(name, beside, n=1, cutoff=NEAR)):
-        return f"did you mean {'.'.join([*section[:3], near[0]])}?"
+        return f"did you mean {'.'.join([*_keys(section), near[0]])}?"
     elsewhere = {setting: part for part in reversed(_names([])) for setting in _names([part])}
     if near := difflib.get_close_matches(name, elsewhere, n=1, cutoff=1.0 if is_section else NEAR):
         return f"did you mean {elsewhere[near[0]]}.{near[0]}?"
@@ -117,12 +121,24 @@ def _hint(location: list[str], *, is_section: bool) -> str:
 
 
 def _names(section: list[str]) -> list[str]:
-    model: Any = Config
-    for name in section[:2]:
-        model = model.model_fields[name].annotation
-    if section[2:]:  # rewards.http.NAME.kind
-        model = next(judge for judge in JUDGES if get_args(judge.model_fields["kind"].annotation) == (section[3],))
-    return list(model.model_fields)
+    """The settings of a section; none of what is no section."""
+    if section[:2] == ["rewards", "http"] and len(section) > 3:  # rewards.http.NAME.kind
+        return next(list(judge.model_fields) for judge in JUDGES if _kind(judge) == section[3])
+    kind: Any = Config
+    for name in section:
+        kind = _inner(kind, name)
+    return list(getattr(kind, "model_fields", ()))
+
+
+def _kind(judge: Any) -> str:
+    return str(get_args(judge.model_fields["kind"].annotation)[0])
+
+
+def _inner(kind: Any, name: str) -> Any:
+    """What stands under `name`: a field of a section, or an item of sections by names of the user's."""
+    found = kind.model_fields[name].annotation if hasattr(kind, "model_fields") else get_args(kind)[-1]
+    choices = [choice for choice in get_args(found) if hasattr(choice, "model_fields")]
+    return choices[0] if choices and get_origin(found) is not dict else found
 
 
 def missing_files(config: Config) -> list[str]:

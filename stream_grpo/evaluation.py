@@ -231,7 +231,8 @@ class EvaluationRun(Generic[P]):
         self._tallies[index].num_tokens += len(token_ids)
         task_id = f"{generation.request_id}{self._label}"
         self._out[task_id] = index
-        self._scoring.submit(task_id, self._problems[index], self._decode(token_ids), generation.end_reason)
+        text = self._decode(token_ids)
+        self._scoring.submit(task_id, self._problems[index], text, generation.end_reason, num_tokens=len(token_ids))
 
     def take_scores(self, results: Iterable[tuple[str, RewardResult]]) -> list[tuple[str, RewardResult]]:
         """Count those of this evaluation, and give back the others."""

@@ -53,7 +53,9 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
             "max_restarts",
         }
     ),
-    "rewards": frozenset({"num_workers", "max_retries", "retry_after_s", "max_errors_in_row", "function_dir"}),
+    "rewards": frozenset(
+        {"num_workers", "max_retries", "retry_after_s", "max_errors_in_row", "function_dir", "hidden"}
+    ),
     "weights": None,
     "evaluation": None,
     "ray": None,
@@ -102,7 +104,7 @@ def identity(
         **chosen,
         "policies": _policies(config.algo),
         "reduction": _reduction(config.algo),
-        "samples": _samples(config.algo),
+        "samples": _samples(config.algo, config.rewards.shaping.truncated),
         "verifiers": dict(verifiers),
         "contents": {"pool": pool, "tokenizer": tokenizer, **model_sha256},
     }
@@ -135,14 +137,14 @@ def _reduction(recipe: Recipe) -> dict[str, str]:
     }
 
 
-def _samples(recipe: Recipe) -> dict[str, str]:
+def _samples(recipe: Recipe, truncated: str) -> dict[str, str]:
     """What happens to rollouts and groups that are not as one wishes."""
     left_out = "in neither baseline nor loss"
     return {
         "unscored rollout": left_out,
         "aborted rollout": left_out,
         "empty rollout": left_out,
-        "rollout cut at max_new_tokens": "scored and trained",
+        "rollout cut at max_new_tokens": "scored and trained" if truncated == "keep" else left_out,
         "group without spread": "ends as no_signal" if recipe.needs_spread else "trained",
         "group past its deadline or its age": "ends as stale",
         "group with an unsound rollout": "ends as invalid",

@@ -87,6 +87,7 @@ def build_buffer(config: Config, curator: str, bind: str = LOOPBACK) -> Part:
         vocab_size=vocab_size(model_config(config.model.path)),
         config_hash=json.loads((config.run_dir / MANIFEST_FILE).read_text())["group_config_hash"],
         signal_tolerance=config.algo.signal_tolerance if config.algo.needs_spread else None,
+        counts_steps=config.algo.reads_steps,
     )
 
 
@@ -99,7 +100,7 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str) ->
     """A sampler with its vLLM engine; `curator` and `buffer` are addresses."""
     from curator.client import Curator
     from stream_grpo.metrics import MetricsLog
-    from stream_grpo.rewards.scoring import Scoring
+    from stream_grpo.rewards.composed import ComposedScoring
     from stream_grpo.sampler.alarms import Alarms
     from stream_grpo.sampler.engines import make_engine
     from stream_grpo.sampler.process import SamplerProcess
@@ -107,7 +108,9 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str) ->
     from stream_grpo.transport.channels import SamplerChannel
     from stream_grpo.weights.subscriber import Subscriber
 
-    scoring = Scoring(config.rewards, expected_verifiers(config, sampler_id))  # workers load while the engine does
+    scoring = ComposedScoring(
+        config.rewards, expected_verifiers(config, sampler_id)
+    )  # workers load while the engine does
     engine, prompts = make_engine(config), Prompts(config)
     metrics = MetricsLog(config.run_dir, sampler_id)
     channel = SamplerChannel(Client(buffer, name=sampler_id, peer="buffer"), sampler_id)
@@ -222,12 +225,12 @@ class Evaluation:
     """Scores one model folder on the held-out problems: an engine of its own, one version, nothing else running."""
 
     def __init__(self, config: Config, problems: Sequence[Problem]) -> None:
-        from stream_grpo.rewards.scoring import Scoring
+        from stream_grpo.rewards.composed import ComposedScoring
         from stream_grpo.sampler.engines import make_engine
         from stream_grpo.sampler.prompts import Prompts
 
         self._config, self._problems = config, problems
-        self._scoring = Scoring(config.rewards, {problem.verifier for problem in problems})
+        self._scoring = ComposedScoring(config.rewards, {problem.verifier for problem in problems})
         self._engine, self._prompts = make_engine(config), Prompts(config)
 
     def run(self, stop: Event) -> Any:

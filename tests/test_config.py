@@ -25,8 +25,46 @@ def test_every_shipped_config_loads(path: Path) -> None:
 
 def test_the_resolved_configuration_reads_back_equal() -> None:
     mapping = {"prompt": "task", "answer": "the target"}
-    config = parse(tree(pool={"mapping": mapping}, sampler={"temperature": 0.7, "max_restarts": 0}), "x")
+    form = {"verifier": "regex", "role": "gate", "columns": {"pattern": "<a b>", "a key": [1, 2]}}
+    parts = {"form": form, "answer": {"verifier": "python:my.reward"}}
+    composed = {"components": parts, "costs": {"tokens": {"weight": 0.5}}, "bounds": [-1, 1], "gate_reward": -2}
+    rewards = {"compose": {"careful": composed}, "hidden": {"verifier": "math"}, "shaping": {"overlong_tokens": 8}}
+    sampler = {"temperature": 0.7, "max_restarts": 0}
+    config = parse(tree(pool={"mapping": mapping}, sampler=sampler, rewards=rewards), "x")
     assert parse(tomllib.loads(to_toml(config)), "x") == config
+    assert list(config.rewards.compose["careful"].components) == ["form", "answer"]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "hint"),
+    [
+        (
+            {"compose": {"a": {"components": {"x": {"verifer": "math"}}}}},
+            "did you mean rewards.compose.a.components.x.v",
+        ),
+        ({"compose": {"a": {"bound": [0, 1]}}}, "did you mean rewards.compose.a.bounds?"),
+        ({"hidden": {"verifer": "math"}}, "did you mean rewards.hidden.verifier?"),
+        ({"shaping": {"truncate": "keep"}}, "did you mean rewards.shaping.truncated?"),
+        ({"shaping": {"overlong_tokens": 65}}, "at most sampler.max_new_tokens = 64 can be used"),
+        (
+            {
+                "compose": {name: {"components": {"x": {"verifier": "math"}}, "replaces": ["exact"]} for name in "ab"},
+            },
+            "compose.a and compose.b both replace 'exact'",
+        ),
+        (
+            {
+                "time_limit_s": 30,
+                "compose": {"a": {"components": {"x": {"verifier": "math", "tail_above": 1, "tail_verifier": "code"}}}},
+            },
+            "use more than 120",
+        ),
+    ],
+)
+def test_parts_of_rewards_are_refused_by_name(rewards: dict[str, object], hint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(tree(rewards=rewards), "x")
+    assert hint in str(refused.value)
 
 
 def test_c52_an_unknown_key_is_refused_with_the_nearest_name() -> None:

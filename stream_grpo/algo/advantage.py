@@ -7,27 +7,17 @@ order and size, and are never padded or reshaped.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from stream_grpo.algo.choices import GROUP_BASELINES, GROUP_SCALES, Baseline, Scale, Std
 from stream_grpo.algo.grouped import Groups, group_mean, group_quantile, group_spread, group_sum, groups_of
 from stream_grpo.algo.shapes import require_rank, require_same_shape
 
-Baseline = Literal[
-    "group_mean", "leave_one_out", "group_median", "running_mean", "running_quantile", "batch_mean", "none"
-]
-Scale = Literal["none", "group_std", "batch_std", "batch_reward_std", "group_mean", "group_mad"]
-Std = Literal["population", "sample"]
-
-BASELINES: tuple[Baseline, ...] = (
-    "group_mean", "leave_one_out", "group_median", "running_mean", "running_quantile", "batch_mean", "none",
-)  # fmt: skip
-SCALES: tuple[Scale, ...] = ("none", "group_std", "batch_std", "batch_reward_std", "group_mean", "group_mad")
-GROUP_BASELINES: tuple[Baseline, ...] = ("group_mean", "leave_one_out", "group_median")
-"""Under these a group without spread has nothing to teach: its advantages are exactly 0."""
-GROUP_SCALES: tuple[Scale, ...] = ("group_std", "group_mean", "group_mad")
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
+SCALES: tuple[Scale, ...] = get_args(Scale)
 
 MAD_TO_STD = 1.4826
 """1 / the 0.75 quantile of the standard normal: median absolute deviation to standard deviation."""

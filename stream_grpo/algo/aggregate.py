@@ -6,15 +6,15 @@ update and handed in, so that the sum of the parts is the loss of the whole, how
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from stream_grpo.algo.choices import Aggregation
 from stream_grpo.algo.shapes import require_rank, require_same_shape
 
-Aggregation = Literal["tokens", "sequences", "problems", "constant"]
-AGGREGATIONS: tuple[Aggregation, ...] = ("tokens", "sequences", "problems", "constant")
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
 
 class BatchCounts(NamedTuple):

@@ -6,13 +6,10 @@ mask. A weight carries no gradient and never changes a denominator: otherwise wh
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor
 
+from stream_grpo.algo.choices import Correction
 from stream_grpo.algo.shapes import require_rank, require_same_shape
-
-Correction = Literal["none", "truncated", "masked", "both"]
 
 
 def behavior_weight(

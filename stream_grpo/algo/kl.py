@@ -8,15 +8,13 @@ that count, and these differ. Values under the mask may be anything, NaN include
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from stream_grpo.algo.choices import KL, KLPlace
 from stream_grpo.algo.log_ratio import log_ratio
-
-KL = Literal["none", "k1", "k2", "k3", "k3_off_policy"]
-KLPlace = Literal["reward", "advantage", "loss"]
 
 STEER_BOUND = 0.2
 """Largest relative error the weight reacts to (Ziegler et al., arXiv 1909.08593)."""
@@ -33,9 +31,9 @@ class KLEstimate(NamedTuple):
 
 def check_kl_place(kl: KL, place: KLPlace) -> None:
     """Raise ValueError for a KL estimator where it does not do what it says."""
-    if kl not in ("none", "k1", "k2", "k3", "k3_off_policy"):
+    if kl not in get_args(KL):
         raise ValueError(f"kl {kl!r}: expected none, k1, k2, k3 or k3_off_policy")
-    if place not in ("reward", "advantage", "loss"):
+    if place not in get_args(KLPlace):
         raise ValueError(f"place {place!r}: expected reward, advantage or loss")
     if kl == "k1" and place == "loss":
         raise ValueError(

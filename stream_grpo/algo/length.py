@@ -1,4 +1,4 @@
-"""Length in the objective: a term against longer-than-usual answers, and a penalty near the length limit.
+"""Length in the objective: a term against longer-than-usual answers. What rewards say of length is made with them.
 
 B rollouts. A length counts the tokens that were sampled.
 """
@@ -29,15 +29,3 @@ def length_deviation(lengths_B: Tensor, valid_B: Tensor, group_B: Tensor, *, wei
     mean_B = group_mean(lengths_B, groups)[groups.index_B]
     acts_B = acts_B & valid_B & (mean_B > 0)
     return torch.where(acts_B, weight * (lengths_B - mean_B) / torch.where(acts_B, mean_B, 1.0), 0.0)
-
-
-def overlong_penalty(lengths_B: Tensor, *, max_length: int, cache: int) -> Tensor:
-    """0 up to max_length - cache, falling linearly to -1 at max_length and beyond, [B]: to be added to rewards.
-
-    ((max_length - cache) - l) / cache in between: DAPO's soft overlong punishment (arXiv 2503.14476, equation 13).
-    """
-    require_rank(1, lengths_B=lengths_B)
-    if not 0 < cache <= max_length:
-        raise ValueError(f"cache {cache}: expected above 0 and at most max_length {max_length}")
-    lengths_B = lengths_B if lengths_B.is_floating_point() else lengths_B.to(torch.get_default_dtype())
-    return ((max_length - cache - lengths_B) / cache).clamp(-1.0, 0.0)

@@ -6,15 +6,13 @@ policy / proximal is the update, proximal / behavior is staleness and engine mis
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from stream_grpo.algo.choices import ProximalMethod, RatioLevel
 from stream_grpo.algo.shapes import require_rank, require_same_shape
-
-RatioLevel = Literal["token", "sequence_mean", "sequence_sum", "prefix_min"]
-ProximalMethod = Literal["recomputed", "behavior", "interpolated"]
 
 LOG_RATIO_BOUND = 20.0
 """exp(20) is 4.9e8: beyond it a ratio says only that the two policies have nothing in common."""

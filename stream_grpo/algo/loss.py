@@ -14,8 +14,9 @@ from torch import Tensor
 
 from stream_grpo.algo.aggregate import aggregate, token_share
 from stream_grpo.algo.behavior import behavior_weight
+from stream_grpo.algo.choices import RatioLevel
 from stream_grpo.algo.kl import kl_loss
-from stream_grpo.algo.log_ratio import LogRatio, RatioLevel, log_ratio, proximal_logprobs
+from stream_grpo.algo.log_ratio import LogRatio, log_ratio, proximal_logprobs
 from stream_grpo.algo.mask import Rejected, trust_mask
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.algo.shapes import require_rank, require_same_shape

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from stream_grpo.algo.advantage import group_advantage
+from stream_grpo.algo.choices import Std, StepAggregation
 from stream_grpo.algo.grouped import groups_of
 from stream_grpo.algo.shapes import require_rank, require_same_shape
-
-StepAggregation = Literal["min", "product", "last", "mean", "weighted"]
 
 
 class PositionAdvantages(NamedTuple):
@@ -64,10 +63,11 @@ def position_advantages(
     signal_tolerance: float,
     scale: Literal["group_std", "none"] = "group_std",
     scale_floor: float = 0.01,
+    std: Std = "population",
 ) -> PositionAdvantages:
     """A_t = sum of the normalised rewards of the steps that end at or after token t, [B, T].
 
-    A step's reward is normalised by mean and population std of all steps of all valid rollouts of its group (process
+    A step's reward is normalised by mean and std of all steps of all valid rollouts of its group (process
     supervision of DeepSeekMath, arXiv 2402.03300, section 4.1.3). `step_ends` are exclusive token indices into T,
     rising. A group of fewer than two valid rollouts, or without spread in its step rewards, is exactly 0. Tokens
     before the first step (the prompt) hold the whole sum: they are for the mask to leave out.
@@ -86,6 +86,7 @@ def position_advantages(
         scale=scale,
         signal_tolerance=signal_tolerance,
         scale_floor=scale_floor,
+        std=std,
     )
     at_end_BT = rewards_S.new_zeros(len(step_rewards), num_tokens)
     at_end_BT[row_S, ends_S - 1] = steps.advantage_B

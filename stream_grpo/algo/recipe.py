@@ -15,11 +15,25 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from stream_grpo.algo.choices import (
+    GROUP_BASELINES,
+    GROUP_SCALES,
+    KL,
+    Aggregation,
+    Baseline,
+    Correction,
+    KLPlace,
+    ProximalMethod,
+    RatioLevel,
+    Scale,
+    Std,
+    StepAggregation,
+    WeightKind,
+)
+
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Band = tuple[NotNegative, Positive]
-
-GROUP_BASELINES = frozenset({"group_mean", "leave_one_out", "group_median"})
 
 
 class Recipe(BaseModel):
@@ -27,9 +41,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    baseline: Literal[
-        "group_mean", "leave_one_out", "group_median", "running_mean", "running_quantile", "batch_mean", "none"
-    ] = "leave_one_out"
+    baseline: Baseline = "leave_one_out"
     """What is taken from a reward: of its group, of the run so far, or of the batch."""
     baseline_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
     """running_mean: how much of the earlier mean a batch leaves."""
@@ -37,9 +49,9 @@ class Recipe(BaseModel):
     """running_quantile: the quantile that is tracked."""
     baseline_step: Positive | None = None
     """running_quantile: how far one batch may move it."""
-    scale: Literal["none", "group_std", "batch_std", "batch_reward_std", "group_mean", "group_mad"] = "none"
+    scale: Scale = "none"
     """What the difference is divided by."""
-    std: Literal["population", "sample"] | None = None
+    std: Std | None = None
     """group_std, batch_std, batch_reward_std: divided by n or by n - 1."""
     scale_floor: Positive | None = None
     """The scale is never below this, so that rewards that hardly differ are not blown up."""
@@ -53,6 +65,14 @@ class Recipe(BaseModel):
     """clip: upper bound of a reward."""
     robust_share: Annotated[float, Field(gt=0, lt=0.5)] | None = None
     """winsorize: share of each tail of a group that is pulled in to its quantile."""
+    step_rewards: StepAggregation | Literal["none", "position"] = "none"
+    """What the scores of a rollout's steps do beside its reward, where its verifier gives them: made into one number
+    and added to it (weighted: by the tokens of each step), or `position`: added to the advantage of each token, which
+    gets those of the steps that end after it. A group where a valid rollout has none is taken by its rewards alone."""
+    step_weight: Positive | None = None
+    """step_rewards: what they count."""
+    outcome_weight: NotNegative | None = None
+    """step_rewards: what the reward itself counts then; 0: the steps alone."""
     length_deviation: NotNegative = 0.0
     """Taken from the normalised advantage per relative deviation from the group's mean length. 0: off."""
     length_without_signal: bool | None = None
@@ -60,12 +80,12 @@ class Recipe(BaseModel):
 
     ratio_to: Literal["proximal", "behavior"] = "behavior"
     """Denominator of the ratio that the weight takes."""
-    ratio_level: Literal["token", "sequence_mean", "sequence_sum", "prefix_min"] = "token"
+    ratio_level: RatioLevel = "token"
     """Of the ratio that the weight takes: per token, geometric mean or product of the sequence, times the smallest
     earlier ratio."""
-    proximal: Literal["recomputed", "behavior", "interpolated"] = "behavior"
+    proximal: ProximalMethod = "behavior"
     """The learner's own logprobs at the start of the step, the sampler's, or between sampler's and policy's by age."""
-    weight: Literal["ppo", "cispo", "soft", "topr", "gamma", "geometric", "plain", "reinforce"] = "ppo"
+    weight: WeightKind = "ppo"
     """How the ratio becomes the weight of a token's gradient; `plain`: the ratio itself, `reinforce`: 1."""
     clip_low: NotNegative | None = None
     """ppo: ratios below 1 - clip_low get no gradient where the advantage is negative; geometric: bound of -log."""
@@ -102,7 +122,7 @@ class Recipe(BaseModel):
     mask_veto: Band | None = None
     """Sequences with any token whose proximal / behavior lies outside are rejected."""
 
-    correction: Literal["none", "truncated", "masked", "both"] = "none"
+    correction: Correction = "none"
     """The weight of proximal / behavior: its minimum with the upper bound, 0 outside the band, or both."""
     correction_level: Literal["token", "sequence_mean", "sequence_sum"] | None = None
     """Of that ratio."""
@@ -111,13 +131,13 @@ class Recipe(BaseModel):
     correction_high: Positive | None = None
     """Upper bound."""
 
-    aggregation: Literal["tokens", "sequences", "problems", "constant"] = "tokens"
+    aggregation: Aggregation = "tokens"
     """What has the same weight: every token, sequence, or problem; or all over groups x size x max_new_tokens."""
 
-    kl: Literal["none", "k1", "k2", "k3", "k3_off_policy"] = "none"
+    kl: KL = "none"
     """Estimator of KL(policy || reference)."""
-    kl_place: Literal["loss", "advantage"] | None = None
-    """Where it acts."""
+    kl_place: KLPlace | None = None
+    """Where it acts: in the loss; in the advantage of its own token; summed over the rollout, in its reward."""
     kl_weight: Positive | None = None
     """Its coefficient; with kl_target the first one."""
     kl_reference: Literal["fixed", "refreshed", "ema", "behavior"] | None = None
@@ -161,6 +181,11 @@ class Recipe(BaseModel):
         return self.kl_reference in ("fixed", "refreshed", "ema")
 
     @property
+    def reads_steps(self) -> bool:
+        """Whether step scores enter the advantage, so that a group may have signal where its rewards do not differ."""
+        return self.step_rewards != "none"
+
+    @property
     def has_mask(self) -> bool:
         """Whether any trust mask is on."""
         return any(getattr(self, name) is not None for name in _MASKS)
@@ -183,6 +208,8 @@ _READ_BY: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = Mappin
         "robust_low": ("robust = clip", lambda r: r["robust"] == "clip"),
         "robust_high": ("robust = clip", lambda r: r["robust"] == "clip"),
         "robust_share": ("robust = winsorize", lambda r: r["robust"] == "winsorize"),
+        "step_weight": ("any step_rewards but none", lambda r: r["step_rewards"] != "none"),
+        "outcome_weight": ("any step_rewards but none", lambda r: r["step_rewards"] != "none"),
         "length_without_signal": ("length_deviation above 0", lambda r: r["length_deviation"] > 0),
         "clip_low": ("weight = ppo, geometric", lambda r: r["weight"] in ("ppo", "geometric")),
         "clip_high": ("weight = ppo, geometric", lambda r: r["weight"] in ("ppo", "geometric")),
@@ -241,10 +268,15 @@ def complaints(recipe: Recipe) -> Iterable[str]:
         )
     if recipe.robust_low is not None and recipe.robust_high is not None and recipe.robust_low >= recipe.robust_high:
         yield f"robust_low = {recipe.robust_low}: not below robust_high = {recipe.robust_high}"
-    if recipe.scale.startswith("group_") and recipe.baseline not in GROUP_BASELINES:
+    if recipe.scale in GROUP_SCALES and recipe.baseline not in GROUP_BASELINES:
         yield (
             f"scale = {recipe.scale} with baseline = {recipe.baseline}: a group without spread keeps its advantage and "
             f"would be divided by the floor; use a baseline of the group, or a scale of the batch"
+        )
+    if recipe.step_rewards == "position" and recipe.scale not in ("none", "group_std"):
+        yield (
+            f"step_rewards = position with scale = {recipe.scale}: the steps of a group are divided by their own "
+            f"spread or not at all; use scale = group_std or none"
         )
     yield from _ratio_complaints(recipe)
     yield from _unread_complaints(recipe)
@@ -299,10 +331,13 @@ def _kl_complaints(recipe: Recipe) -> Iterable[str]:
             "kl = k1 with kl_place = loss: the expected gradient of k1 on-policy is 0, so it would do nothing but add "
             "noise; use kl_place = advantage, or kl = k2 or k3"
         )
-    if recipe.kl in ("k2", "k3", "k3_off_policy") and recipe.kl_place == "advantage":
-        yield f"kl = {recipe.kl} with kl_place = advantage: only k1 gives KL's gradient there; use kl_place = loss"
-    if recipe.kl_reference == "behavior" and recipe.kl_place == "advantage":
-        yield "kl_reference = behavior with kl_place = advantage: use kl = k2 with kl_place = loss"
+    if recipe.kl in ("k2", "k3", "k3_off_policy") and recipe.kl_place in ("advantage", "reward"):
+        yield (
+            f"kl = {recipe.kl} with kl_place = {recipe.kl_place}: only k1 gives KL's gradient there; use kl_place = "
+            f"loss"
+        )
+    if recipe.kl_reference == "behavior" and recipe.kl_place in ("advantage", "reward"):
+        yield f"kl_reference = behavior with kl_place = {recipe.kl_place}: use kl = k2 with kl_place = loss"
 
 
 Number = TypeVar("Number")

@@ -9,18 +9,17 @@ ratio stands at its upper bound, what is linear in r (ppo, plain) has no gradien
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from stream_grpo.algo.choices import WeightKind
 from stream_grpo.algo.log_ratio import LOG_RATIO_BOUND, sequence_mean
 from stream_grpo.algo.shapes import require_rank, require_same_shape
 
 RATIO_BOUND = math.exp(LOG_RATIO_BOUND) * (1 - 1e-6)
 """A ratio above this stands at its bound, to the rounding of exp."""
-
-WeightKind = Literal["ppo", "cispo", "soft", "topr", "gamma", "geometric", "plain", "reinforce"]
 
 
 class Weighted(NamedTuple):

@@ -25,18 +25,21 @@ def admit(
     max_policy_age: int,
     signal_tolerance: float | None,
     config_hash: str | None,
+    counts_steps: bool = False,
     by_rollout: bool = False,
 ) -> Admission:
     """Judge a group: invalid before no_signal before stale, else accepted.
 
-    A group without signal is one whose valid rewards differ by no more than `signal_tolerance`, found by largest minus
-    smallest, never by a deviation. `signal_tolerance` None takes groups without signal, `config_hash` None any hash.
-    Stale is a group with a token older than `max_policy_age`; `by_rollout`, one where every valid rollout has such one.
+    A group without signal is one whose valid rewards, and with `counts_steps` its step scores, differ by no more than
+    `signal_tolerance`, found by largest minus smallest, never by a deviation. `signal_tolerance` None takes groups
+    without signal, `config_hash` None any hash. Stale is a group with a token older than `max_policy_age`;
+    `by_rollout`, one where every valid rollout has such one.
     """
     wrong = _what_is_wrong(facts, config_hash)
     if wrong:
         return Admission(Fate.INVALID, wrong)
-    if signal_tolerance is not None and facts.spread <= signal_tolerance:
+    spread = max(facts.spread, facts.step_spread) if counts_steps else facts.spread
+    if signal_tolerance is not None and spread <= signal_tolerance:
         return Admission(Fate.NO_SIGNAL, _cause(facts))
     try:
         ages = {version: lineage.age(version) for version in facts.versions}

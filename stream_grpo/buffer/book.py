@@ -49,6 +49,8 @@ class Rules:
     max_groups_without_signal: int
     run_seed: int
     signal_tolerance: float | None = 1e-6
+    counts_steps: bool = False
+    """Whether step scores that differ are signal too."""
     config_hash: str | None = None
     """Groups with another one are invalid; None takes any."""
     vocab_size: int | None = None

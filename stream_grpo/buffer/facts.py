@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,6 +63,8 @@ class GroupFacts:
     """Tokens sampled on a KV cache of older weights."""
     fault: str
     """What makes it unfit for training, see `soundness`; empty where nothing does."""
+    step_spread: float = 0.0
+    """Largest minus smallest step score of the valid rollouts; 0 where one of them has no steps."""
 
     @property
     def spread(self) -> float:
@@ -126,6 +129,7 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
         num_valid_tokens=int(sampled[valid].sum()),
         mixed_context_tokens=_mixed_context_tokens(batch, tokens),
         fault=fault_of(tokens, np.array(valid, np.bool_), vocab_size),
+        step_spread=_step_spread(batch, valid),
     )
 
 
@@ -141,6 +145,14 @@ def _versions_by_rollout(
     ):
         versions[index].add(PolicyVersion(branch, step))
     return list(map(frozenset, versions))
+
+
+def _step_spread(batch: pa.RecordBatch, valid: Sequence[bool]) -> float:
+    scores = batch.column("step_scores").to_pylist()
+    kept = [of_one for of_one, is_valid in zip(scores, valid, strict=True) if is_valid]
+    if not kept or not all(kept):
+        return 0.0
+    return float(max(map(max, kept)) - min(map(min, kept)))
 
 
 def _per_token(batch: pa.RecordBatch, name: str) -> NDArray[Any]:

@@ -207,6 +207,7 @@ class Intake:
             self._lineage,
             max_policy_age=rules.max_policy_age,
             signal_tolerance=rules.signal_tolerance,
+            counts_steps=rules.counts_steps,
             config_hash=rules.config_hash,
             by_rollout=rules.too_old == "baseline_only",
         )

@@ -75,14 +75,16 @@ class BufferProcess:
         config_hash: str | None = None,
         vocab_size: int | None = None,
         signal_tolerance: float | None = 1e-6,
+        counts_steps: bool = False,
         clock: Callable[[], float] = time.time,
         free_bytes: Callable[[], int] | None = None,
     ) -> None:
         """Open or begin the journal in `directory` and rebuild everything from it.
 
         `server` must grant `credits_for(stream)`; without a curator outcomes are kept in the journal alone. Groups of
-        another `config_hash`, or with token ids from `vocab_size` on, are invalid; None takes any. `free_bytes`: room
-        on the disk. Raises JournalError where the journal cannot be taken up again.
+        another `config_hash`, or with token ids from `vocab_size` on, are invalid; None takes any. `counts_steps`: step
+        scores that differ are signal too. `free_bytes`: room on the disk. Raises JournalError where the journal cannot
+        be taken up again.
         """
         self._server, self._clock, self._settings = server, clock, buffer
         self._journal = Journal(directory, segment_bytes=buffer.segment_bytes)
@@ -93,6 +95,7 @@ class BufferProcess:
             max_groups_without_signal=stream.max_groups_without_signal,
             run_seed=seed,
             signal_tolerance=signal_tolerance,
+            counts_steps=counts_steps,
             config_hash=config_hash,
             vocab_size=vocab_size,
             too_old=stream.too_old,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from stream_grpo.algo.advantage import group_advantage, running_mean, running_quantile
+from stream_grpo.algo.grouped import group_sum, groups_of
 from stream_grpo.algo.length import length_deviation
 from stream_grpo.algo.recipe import Recipe, given
 from stream_grpo.algo.robust import clip_rewards, winsorize
-from stream_grpo.learner.batching import Scored
+from stream_grpo.learner.batching import Scored, Steps
+from stream_grpo.learner.step_rewards import by_position, differs, has_steps, with_steps
 
 
 class AdvantageMaker:
@@ -21,6 +25,9 @@ class AdvantageMaker:
         self._recipe = recipe
         self.baseline: float | None = None
         """The running baseline after the batches so far; None before the first, and where the recipe keeps none."""
+        self.num_flattened = 0
+        """Groups of the last batch whose rewards or step scores differ, and what is made of them does not: clipped, cut
+        at their tails, or cancelled."""
 
     def __call__(
         self,
@@ -28,6 +35,7 @@ class AdvantageMaker:
         valid_B: NDArray[np.bool_],
         group_B: NDArray[np.int64],
         lengths_B: NDArray[np.int64],
+        steps_B: Sequence[Steps] = (),
     ) -> Scored:
         """As `batching.make_train_batch` asks for them; the batch is what is passed.
 
@@ -35,7 +43,10 @@ class AdvantageMaker:
         """
         recipe = self._recipe
         rewards, valid, group = (torch.from_numpy(array) for array in (rewards_B, valid_B, group_B))
-        rewards = self._robust(rewards, valid, group)
+        groups = groups_of(group, valid)
+        stepped_B = has_steps(steps_B, groups) if recipe.reads_steps else torch.zeros_like(valid)
+        differs_P = differs(rewards, steps_B, groups, stepped_B, tolerance=recipe.signal_tolerance)
+        rewards = self._robust(with_steps(recipe, rewards, steps_B, stepped_B), valid, group)
         prior = self.baseline
         if prior is None:
             prior = float(rewards[valid].mean()) if bool(valid.any()) else 0.0
@@ -51,14 +62,23 @@ class AdvantageMaker:
             prior=prior,
         )
         self._move_baseline(prior, rewards, valid)
-        advantage_B = result.advantage_B
+        advantage_B, has_signal_B = result.advantage_B, result.has_signal_B
+        by_token = by_position(recipe, steps_B, group, stepped_B)
+        if by_token is not None:
+            outcome_weight = given(recipe.outcome_weight)
+            advantage_B = torch.where(stepped_B, outcome_weight * advantage_B, advantage_B)
+            if outcome_weight == 0:
+                has_signal_B = has_signal_B & ~stepped_B
+            has_signal_B = has_signal_B | by_token.has_signal_B
+        self.num_flattened = int((differs_P & (group_sum(has_signal_B.double(), groups) == 0)).sum())
         if recipe.length_deviation:
-            acts_B = torch.ones_like(valid) if recipe.length_without_signal else result.has_signal_B
+            acts_B = torch.ones_like(valid) if recipe.length_without_signal else has_signal_B
             lengths = torch.from_numpy(lengths_B).to(advantage_B.dtype)
             advantage_B = advantage_B - length_deviation(
                 lengths, valid, group, weight=recipe.length_deviation, acts_B=acts_B
             )
-        return Scored(advantage_B.numpy(), result.has_signal_B.numpy())
+        by_token_BR = None if by_token is None else by_token.advantage_BT.numpy()
+        return Scored(advantage_B.numpy(), has_signal_B.numpy(), by_token_BR)
 
     def _robust(self, rewards: Tensor, valid: Tensor, group: Tensor) -> Tensor:
         recipe = self._recipe

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup
+from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup, StepScore
 
 
 class Scored(NamedTuple):
@@ -23,14 +23,18 @@ class Scored(NamedTuple):
     advantages_B: NDArray[np.float64]
     has_signal_B: NDArray[np.bool_]
     """Whether the rewards of the rollout's group differ."""
+    token_advantages_BR: NDArray[np.float64] | None = None
+    """What single tokens of the response get on top, R up to where the last step ends. None: nothing."""
 
 
+Steps = tuple[StepScore, ...]
+"""The steps of a rollout in order; they end at tokens of the response."""
 AdvantageFunction = Callable[
-    [NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]],
+    [NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64], Sequence[Steps]],
     Scored,
 ]
-"""(rewards_B, valid_B, group_B, lengths_B) -> advantages. The reward of a rollout that is not valid is NaN, the length
-is in sampled tokens."""
+"""(rewards_B, valid_B, group_B, lengths_B, steps_B) -> advantages. The reward of a rollout that is not valid is NaN,
+the length is in sampled tokens."""
 
 
 class Sampled(NamedTuple):
@@ -68,6 +72,8 @@ class Microbatch:
     """0 where mask is False."""
     differs_BT: NDArray[np.bool_]
     """True where the weights that sampled the token are known to differ from the learner's."""
+    token_advantages_BT: NDArray[np.float64] | None = None
+    """What single tokens get on top of advantages_B; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +121,8 @@ class Trained:
     has_signal: bool
     problem_tokens: int
     """Target tokens of all trained rollouts of its group."""
+    token_advantages_R: NDArray[np.float64] | None = None
+    """What single tokens of the response get on top."""
 
 
 def make_train_batch(
@@ -167,14 +175,23 @@ def trainable(
         group, index = owners[at]
         for complaint in _complaints(rollouts[at], vocab_size):
             raise ValueError(f"group {group.group_id}, rollout {index}: {complaint}")
-    advantages_B, has_signal_B = advantage(rewards_B, valid_B, group_B, lengths_B)
+    scored = advantage(rewards_B, valid_B, group_B, lengths_B, [rollout.reward.steps for rollout in rollouts])
+    advantages_B, has_signal_B, by_token_BR = scored
     if advantages_B.shape != rewards_B.shape or not np.isfinite(advantages_B).all():
         raise ValueError(f"advantages {advantages_B.tolist()} for rewards {rewards_B.tolist()}")
+    if by_token_BR is not None and not np.isfinite(by_token_BR).all():
+        raise ValueError(f"token advantages are not finite; steps: {[rollout.reward.steps for rollout in rollouts]}")
     trained_B = valid_B & np.array([is_trained(rollout) for rollout in rollouts], dtype=np.bool_)
     problem_tokens_P = np.bincount(group_B, weights=np.where(trained_B, lengths_B, 0), minlength=len(groups))
     return [
         [
-            Trained(rollouts[at], float(advantages_B[at]), bool(has_signal_B[at]), int(problem_tokens_P[number]))
+            Trained(
+                rollouts[at],
+                float(advantages_B[at]),
+                bool(has_signal_B[at]),
+                int(problem_tokens_P[number]),
+                None if by_token_BR is None else by_token_BR[at],
+            )
             for at in np.flatnonzero(trained_B & (group_B == number))
         ]
         for number in range(len(groups))
@@ -265,11 +282,16 @@ def _pad(rows: Sequence[Trained], sampled_by: Callable[[PolicyVersion], Sampled]
     behavior_logprobs_BT = np.zeros(shape, dtype=np.float32)
     ages_BT = np.zeros(shape, dtype=np.int64)
     differs_BT = np.zeros(shape, dtype=np.bool_)
+    by_token_BT = np.zeros(shape, dtype=np.float64)
     for index, row in enumerate(rows):
         rollout, to = row.rollout, slice(lengths_B[index])
         token_ids_BT[index, to] = rollout.token_ids
         mask_BT[index, to] = rollout.loss_mask
         behavior_logprobs_BT[index, to] = np.where(rollout.loss_mask, rollout.behavior_logprobs, 0.0)
+        if row.token_advantages_R is not None:
+            response = by_token_BT[index, rollout.num_prompt_tokens : lengths_B[index]]
+            num_tokens = min(len(response), len(row.token_advantages_R))
+            response[:num_tokens] = row.token_advantages_R[:num_tokens]
         for version in rollout.versions():
             sampled = sampled_by(version)
             tokens = rollout.loss_mask & (rollout.version_branch == version.branch)
@@ -287,4 +309,5 @@ def _pad(rows: Sequence[Trained], sampled_by: Callable[[PolicyVersion], Sampled]
         has_signal_B=np.array([row.has_signal for row in rows], dtype=np.bool_),
         ages_BT=ages_BT,
         differs_BT=differs_BT,
+        token_advantages_BT=by_token_BT if any(row.token_advantages_R is not None for row in rows) else None,
     )

@@ -79,7 +79,7 @@ def first_pass(model: Model, recipe: Recipe, batch: TrainBatch, *, num_updates: 
             terms[id(microbatch)] = torch.where(tensors.regularized_B(recipe).unsqueeze(1), term_BK, 0.0)
         if recipe.mask_second_moment is not None:
             log_R_BK = log_ratio("token", logprobs_BK, tensors.behavior_BK, tensors.mask_BK).log_ratio_BT
-            advantage_BK = tensors.advantage_B.unsqueeze(1) + terms.get(id(microbatch), torch.zeros_like(log_R_BK))
+            advantage_BK = tensors.advantage_BK + terms.get(id(microbatch), torch.zeros_like(log_R_BK))
             moved.append(log_R_BK[tensors.mask_BK & outward(log_R_BK, advantage_BK)])
         if recipe.learning_rate_scale == "ess":
             weights.append(_sequence_weights(recipe, logprobs_BK, tensors))
@@ -116,6 +116,13 @@ class Tensors(NamedTuple):
     tokens_B: Tensor
     problem_tokens_B: Tensor
     has_signal_B: Tensor
+    token_advantage_BK: Tensor | None = None
+
+    @property
+    def advantage_BK(self) -> Tensor:
+        """Of every token: that of its sequence, and what single tokens get on top."""
+        whole_BK = self.advantage_B.unsqueeze(1).expand_as(self.mask_BK)
+        return whole_BK if self.token_advantage_BK is None else whole_BK + self.token_advantage_BK
 
     def regularized_B(self, recipe: Recipe) -> Tensor:
         """Where KL and entropy act."""
@@ -143,4 +150,5 @@ def tensors_of(microbatch: Microbatch, device: torch.device) -> Tensors:
         tokens_B=whole(microbatch.tokens_B),
         problem_tokens_B=whole(microbatch.problem_tokens_B),
         has_signal_B=whole(microbatch.has_signal_B),
+        token_advantage_BK=None if (extra := microbatch.token_advantages_BT) is None else late(extra),
     )

@@ -125,6 +125,11 @@ class LearnerProcess:
     def _batch(self, groups: Sequence[RolloutGroup]) -> TrainBatch:
         if self._config.algo.shuffle_rewards:
             groups = [with_shuffled_rewards(group, self._config.run.seed) for group in groups]
+        groups = self._step.rewarded(
+            groups,
+            vocab_size=self._engine.vocab_size,
+            microbatch_tokens=self._config.learner.microbatch_tokens,
+        )
         return make_train_batch(
             groups,
             self._step.advantages,

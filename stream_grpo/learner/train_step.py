@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,8 @@ from stream_grpo.config import Learner
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Microbatch, Minibatch, TrainBatch
 from stream_grpo.learner.first_pass import FirstPass, Model, first_pass, tensors_of
+from stream_grpo.learner.kl_rewards import with_kl_in_rewards
+from stream_grpo.types import RolloutGroup
 
 
 class _Update(NamedTuple):
@@ -62,6 +64,20 @@ class TrainStep:
         if self._recipe.kl_target is not None and state["kl_weight"] > 0:
             self._kl_weight = float(state["kl_weight"])
 
+    def rewarded(
+        self, groups: Sequence[RolloutGroup], *, vocab_size: int, microbatch_tokens: int
+    ) -> Sequence[RolloutGroup]:
+        """The groups of a step with all that the recipe puts into their rewards; to be batched then.
+
+        With the KL there, a forward pass of policy and reference over all of them. Raises ValueError as batching does.
+        """
+        if self._recipe.kl_place != "reward":
+            return groups
+        return with_kl_in_rewards(
+            self._model, self._recipe, groups, weight=self._kl_weight, vocab_size=vocab_size,
+            microbatch_tokens=microbatch_tokens,
+        )  # fmt: skip
+
     def run(self, batch: TrainBatch, watch: Callable[[Statistics], None] = lambda first: None) -> dict[str, Any]:
         """num_epochs passes, one optimizer update per minibatch. Returns the step's metrics.
 
@@ -89,6 +105,7 @@ class TrainStep:
             "num_tokens": float(batch.num_tokens),
             "num_sequences": float(batch.num_sequences),
             "num_left_out": float(batch.num_left_out),
+            "groups_flattened": float(self.advantages.num_flattened),
         }
         if not updates:
             return metrics | {"seconds": time.perf_counter() - started_s}
@@ -155,7 +172,7 @@ class TrainStep:
         logprobs_BK, entropy_BK = self._model.logprobs(
             tensors.token_ids_BT, tensors.num_last, entropy_gradient=has_entropy
         )
-        advantage_BK = tensors.advantage_B.to(logprobs_BK.dtype).unsqueeze(1).expand_as(logprobs_BK)
+        advantage_BK = tensors.advantage_BK.to(logprobs_BK.dtype)
         if (term_BK := facts.advantage_terms.get(id(microbatch))) is not None:
             advantage_BK = advantage_BK + term_BK
         reference_BK = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from stream_grpo.config import Rewards
 from stream_grpo.config_http import PREFIX as HTTP
 from stream_grpo.config_http import Judge
+from stream_grpo.config_rewards import COMPOSE_PREFIX, settings
 from stream_grpo.errors import ConfigError
 from stream_grpo.rewards import sandbox
 from stream_grpo.rewards.code import CODE, CodeSettings
+from stream_grpo.rewards.composition import chosen, plain_verifiers, verifiers_of, version_of
 from stream_grpo.rewards.gathering import Gathering, Place
 from stream_grpo.rewards.judging import Answer, api_key
 from stream_grpo.rewards.limits import Limits
@@ -26,7 +29,8 @@ from stream_grpo.types import EndReason, RewardResult
 if TYPE_CHECKING:
     from stream_grpo.rewards.http import HttpRewards
 
-_UNSCORED_ENDS = (EndReason.ABORT, EndReason.ERROR)
+UNSCORED_ENDS = (EndReason.ABORT, EndReason.ERROR)
+"""No verifier is asked about a response that ended so."""
 # Where both the pool and judges are waited for, each is looked at so often.
 _TURN_S = 0.005
 
@@ -95,18 +99,22 @@ class Scoring:
         response_text: str,
         end_reason: EndReason,
         place: Place | None = None,
+        *,
+        num_tokens: int = 0,
+        may_be_trained: bool = False,
     ) -> None:
         """Give one response; its result comes from `poll` under `task_id`.
 
         A judge that compares is asked once all responses of the group at `place` are there; without a place a response
-        is a group of its own.
+        is a group of its own. What it is for, and its sampled tokens, are read where a scoring is made of several, see
+        `composed`.
 
         One that the engine aborted is `unknown` and one that the engine failed at is `env_error`, both without a reward
         and without asking the verifier, which is told of a response that was cut at the length limit.
 
         Raises RewardError where too many responses in a row cannot be scored.
         """
-        if problem.verifier in self._in_pool and end_reason not in _UNSCORED_ENDS:
+        if problem.verifier in self._in_pool and end_reason not in UNSCORED_ENDS:
             if self._pool is None:
                 self._pool = self._make_pool(self._rewards, [problem.verifier])
             is_cut = end_reason is EndReason.LENGTH
@@ -114,13 +122,13 @@ class Scoring:
             self._num_with_pool += 1
             return
         if problem.verifier in self._judges:
-            is_scored = end_reason not in _UNSCORED_ENDS
+            is_scored = end_reason not in UNSCORED_ENDS
             self._judge(problem, Answer(task_id, response_text) if is_scored else None, place)
             if is_scored:
                 return
         result = self._scorer.score(problem, response_text, end_reason)
         self._answered.append((task_id, result))
-        if end_reason not in _UNSCORED_ENDS:
+        if end_reason not in UNSCORED_ENDS:
             self._unscored.settle(result)
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[str, RewardResult]]:
@@ -184,6 +192,11 @@ class Scoring:
         """Of the pool's answers, those on which the verifier ran out of time or memory."""
         return 0.0 if self._pool is None else float(self._pool.status()["exhausted_share"])
 
+    @property
+    def hidden_alarm(self) -> str | None:
+        """What is wrong between the reward and a hidden verifier, in a sentence; None where there is none."""
+        return None
+
     def status(self) -> dict[str, Any]:
         """What was decided here, in the pool and by judges; None where there is none."""
         here = {"num_open": self.num_open, "in_process": self._unscored.status()}
@@ -237,7 +250,12 @@ def check_verifiers(names: Iterable[str], rewards: Rewards, sample_deadline_s: f
     not there, a judge without its key or that would outlast its tickets, and for `code` where programs could not be
     isolated or would outlast theirs.
     """
-    wanted = set(names)
+    wanted = plain_verifiers(names, rewards.compose)
+    if (hidden := rewards.hidden) is not None and hidden.verifier in wanted:
+        raise ConfigError(
+            f"rewards.hidden.verifier = {hidden.verifier!r}: it also makes rewards, and would watch itself; use another"
+        )
+    wanted |= asked_verifiers((), rewards)
     _require_known(wanted, rewards)
     versions(wanted, rewards)
     for name in sorted(name for name in rewards.http if f"{HTTP}{name}" in wanted):
@@ -258,9 +276,19 @@ def check_verifiers(names: Iterable[str], rewards: Rewards, sample_deadline_s: f
         )
 
 
+def asked_verifiers(names: Iterable[str], rewards: Rewards) -> set[str]:
+    """The verifiers that are asked for rows that name `names`: compositions taken apart, the hidden one with them."""
+    hidden = set() if rewards.hidden is None else {rewards.hidden.verifier}
+    return plain_verifiers(names, rewards.compose) | hidden
+
+
 def check_scores_alone(names: Iterable[str], rewards: Rewards) -> None:
     """Raise ConfigError where a verifier compares the responses of a group: it has no score for one, or of a run."""
-    for name in sorted(set(names)):
+    required = {name for name in names if chosen(name, rewards.compose) is None}
+    for key in {chosen(name, rewards.compose) for name in names} - {None}:
+        parts = rewards.compose[str(key)].components.values()
+        required |= {part.verifier for part in parts if not part.optional}
+    for name in sorted(required):
         judge = rewards.http.get(name.removeprefix(HTTP)) if name.startswith(HTTP) else None
         if judge is not None and judge.kind == "pairwise":
             raise ConfigError(
@@ -286,14 +314,28 @@ def _check_judge(name: str, judge: Judge, sample_deadline_s: float) -> None:
 
 
 def versions(names: Iterable[str], rewards: Rewards) -> dict[str, str]:
-    """The version of each verifier; of a user's function, the hash of its module; of a judge, that of its rules.
+    """The version of each verifier; of a user's function, the hash of its module; of a judge, that of its rules; of a
+    composition, that of all of it.
 
     Raises ConfigError where one is not there.
     """
     return {name: _version(name, rewards) for name in sorted(set(names))}
 
 
+def composition_version(name: str, rewards: Rewards) -> str:
+    """The version of a composition by its name. Raises ConfigError where one of its verifiers is not there."""
+    composition = rewards.compose[name]
+    asked = verifiers_of(composition)
+    _require_known(asked, rewards)
+    return version_of(composition, {verifier: _plain_version(verifier, rewards) for verifier in asked})
+
+
 def _version(name: str, rewards: Rewards) -> str:
+    composition = chosen(name, rewards.compose)
+    return _plain_version(name, rewards) if composition is None else composition_version(composition, rewards)
+
+
+def _plain_version(name: str, rewards: Rewards) -> str:
     if name.startswith(PREFIX):
         return source_version(name, [str(rewards.function_dir)])
     if name.startswith(HTTP):
@@ -304,7 +346,8 @@ def _version(name: str, rewards: Rewards) -> str:
 def scoring_version(rewards: Rewards) -> str:
     """The rules by which a run scores, for its configuration hash: verifiers with their versions, and their limits.
 
-    A limit is a rule: a response that runs into it is wrong. Raises ConfigError where a function is not there.
+    A limit is a rule: a response that runs into it is wrong. Of shaping the schedule counts and not its present value.
+    Raises ConfigError where a function is not there.
     """
     ours = [*rewards.functions, *(f"{HTTP}{name}" for name in rewards.http)]
     functions = [f"{name}={version}" for name, version in versions(ours, rewards).items()]
@@ -319,7 +362,9 @@ def scoring_version(rewards: Rewards) -> str:
             "allow_weaker_sandbox",
         )
     ]
-    return ",".join([rewards_version(VERIFIERS), *functions, *limits])
+    compositions = [f"{COMPOSE_PREFIX}{name}={composition_version(name, rewards)}" for name in sorted(rewards.compose)]
+    shaping = f"shaping={json.dumps(settings(rewards.shaping), sort_keys=True)}"
+    return ",".join([rewards_version(VERIFIERS), *functions, *limits, *compositions, shaping])
 
 
 def _require_known(names: Iterable[str], rewards: Rewards) -> None:
@@ -331,10 +376,8 @@ def _require_known(names: Iterable[str], rewards: Rewards) -> None:
             f"{', '.join(rewards.functions) or 'none'}"
         )
     if unknown:
-        raise ConfigError(
-            f"no verifier is called {', '.join(map(repr, unknown))}; known: "
-            f"{', '.join([*sorted(VERIFIERS), *rewards.functions, *judges])}"
-        )
+        known = [*sorted(VERIFIERS), *rewards.functions, *judges, *(COMPOSE_PREFIX + name for name in rewards.compose)]
+        raise ConfigError(f"no verifier is called {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
 
 
 def _policy(rewards: Rewards) -> UnscoredPolicy:

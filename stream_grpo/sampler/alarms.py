@@ -1,4 +1,4 @@
-"""What a person must hear of the responses of a run, each once: no response ends, or the verifier does not."""
+"""What a person must hear of the responses of a run, each once: none ends, the verifier does not, or it is fooled."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ class HasShare(Protocol):
         """Of the pool's answers, those on which the verifier ran out of time or memory."""
 
 
+class HasHidden(Protocol):
+    """What the alarm reads of a scoring with a hidden verifier."""
+
+    @property
+    def hidden_alarm(self) -> str | None:
+        """What is wrong between it and the reward, in a sentence; None while nothing is."""
+
+
 class Alarms:
     """Counts, and warns at most once of each thing."""
 
@@ -28,7 +36,7 @@ class Alarms:
         self._warn, self._max_new_tokens, self._time_limit_s = warn, max_new_tokens, time_limit_s
         self._num_ended, self._num_cut = 0, 0
         self._num_scored, self._next_look = 0, NUM_FIRST
-        self._has_warned = False
+        self._has_warned = self._has_warned_of_gap = False
 
     def ended(self, end_reason: EndReason) -> None:
         """Count a response of a group; one that engine or deadline ended says nothing of its length."""
@@ -55,3 +63,9 @@ class Alarms:
                 f"on {share:.0%} of the responses the verifier ran out of time or memory: either the policy learns to "
                 f"hang it, or rewards.time_limit_s = {self._time_limit_s:g} is too low for it"
             )
+
+    def compared(self, scoring: HasHidden) -> None:
+        """Look at the gap between the reward and the hidden verifier."""
+        if not self._has_warned_of_gap and (alarm := scoring.hidden_alarm) is not None:
+            self._has_warned_of_gap = True
+            self._warn(alarm)

@@ -15,6 +15,7 @@ from stream_grpo.config import Config
 from stream_grpo.errors import StallError
 from stream_grpo.rewards.gathering import Place
 from stream_grpo.rewards.scoring import Scoring, scoring_version
+from stream_grpo.rewards.shaping import shaped_group
 from stream_grpo.sampler.alarms import Alarms
 from stream_grpo.sampler.generation import Engine
 from stream_grpo.sampler.heldout import HeldoutEvaluation
@@ -252,9 +253,12 @@ class SamplerProcess:
             group.take(generation)
             text = self._prompts.decode(generation.token_ids.tolist())
             task_id = task_id_of(group.ticket, generation.request_id)
+            num_tokens = len(generation.token_ids)
             place = Place(scored_as(group.ticket), self._config.sampler.group_size)
-            self._scoring.submit(task_id, group.problem, text, generation.end_reason, place)
-            self._num_tokens += len(generation.token_ids)
+            self._scoring.submit(
+                task_id, group.problem, text, generation.end_reason, place, num_tokens=num_tokens, may_be_trained=True
+            )
+            self._num_tokens += num_tokens
             self._alarms.ended(generation.end_reason)
         self._score_s += self._timer() - started
 
@@ -273,6 +277,7 @@ class SamplerProcess:
                 self._score(group, request_id, reward)
         if results:
             self._alarms.scored(self._scoring, len(results))
+            self._alarms.compared(self._scoring)
         if not is_idle:  # else it is time spent waiting
             self._score_s += self._timer() - started
 
@@ -299,9 +304,9 @@ class SamplerProcess:
     # -- handing over -------------------------------------------------------------------------------------------------
 
     def _finish(self, group: GroupInProgress) -> None:
-        self._finished.append(
-            group.finish(sampler_id=self._sampler_id, config_hash=self._config_hash, finished_at_s=self._clock())
-        )
+        made = group.finish(sampler_id=self._sampler_id, config_hash=self._config_hash, finished_at_s=self._clock())
+        max_new_tokens = self._config.sampler.max_new_tokens
+        self._finished.append(shaped_group(made, self._config.rewards.shaping, max_new_tokens=max_new_tokens))
 
     def _hand_over(self) -> None:
         while self._finished and self._buffer.has_credit:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_grpo.algo.length import length_deviation, overlong_penalty
+from stream_grpo.algo.length import length_deviation
 
 ROWS = st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.integers(0, 2), st.booleans()), min_size=1, max_size=16)
 
@@ -41,30 +41,7 @@ def test_the_deviation_is_relative_to_the_valid_rollouts_of_the_group() -> None:
     assert got.tolist() == pytest.approx([-0.1, 0.1, 0.0, 0.0, 0.0])
 
 
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=12), st.integers(1, 40), st.integers(0, 20))
-def test_the_penalty_equals_its_slow_loop(lengths: list[int], cache: int, free: int) -> None:
-    got = overlong_penalty(torch.tensor(lengths, dtype=torch.float64), max_length=cache + free, cache=cache)
-    expected = []
-    for length in lengths:
-        if length <= free:
-            expected.append(0.0)
-        elif length <= cache + free:
-            expected.append((free - length) / cache)
-        else:
-            expected.append(-1.0)
-    assert got.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_the_penalty_falls_over_the_cache() -> None:
-    # DAPO's own numbers: limit 20480, cache 4096. Free up to 16384, half way at 18432.
-    lengths = torch.tensor([16384, 18432, 20480, 30000])
-    assert overlong_penalty(lengths, max_length=20480, cache=4096).tolist() == [0.0, -0.5, -1.0, -1.0]
-
-
 def test_bad_numbers_are_refused() -> None:
     one, yes = torch.ones(1), torch.ones(1, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"weight -1\.0: expected 0 or more"):
         length_deviation(one, yes, one.long(), weight=-1.0, acts_B=yes)
-    for cache in (0, 11):
-        with pytest.raises(ValueError, match=f"cache {cache}: expected above 0 and at most max_length 10"):
-            overlong_penalty(one, max_length=10, cache=cache)

@@ -39,6 +39,8 @@ READERS: dict[str, dict[str, Any]] = {
     "robust_low": {"robust": "clip"},
     "robust_high": {"robust": "clip"},
     "robust_share": {"robust": "winsorize"},
+    "step_weight": {"step_rewards": "mean"},
+    "outcome_weight": {"step_rewards": "position"},
     "length_without_signal": {"length_deviation": 0.1},
     "clip_low": {"weight": "ppo"},
     "clip_high": {"weight": "geometric"},
@@ -126,6 +128,17 @@ def test_a_number_that_is_read_must_be_there(name: str) -> None:
         (PLAIN | KL | {"kl": "k1", "kl_place": "loss"}, "expected gradient of k1 on-policy is 0"),
         (PLAIN | KL | {"kl": "k2", "kl_place": "advantage"}, "only k1 gives KL's gradient there"),
         (PLAIN | KL | {"kl": "k3", "kl_place": "advantage"}, "only k1 gives KL's gradient there"),
+        (PLAIN | KL | {"kl": "k2", "kl_place": "reward"}, "kl_place = reward: only k1 gives KL's gradient there"),
+        (
+            PLAIN | KL | {"kl": "k1", "kl_place": "reward", "kl_reference": "behavior"},
+            "kl_reference = behavior with kl_place = reward: use kl = k2",
+        ),
+        (
+            PLAIN
+            | {"step_rewards": "position", "step_weight": 1.0, "outcome_weight": 0.0}
+            | {"scale": "group_mean", "scale_floor": 0.1, "baseline": "group_mean"},
+            "step_rewards = position with scale = group_mean",
+        ),
         (
             PLAIN | KL | {"kl": "k1", "kl_place": "advantage", "kl_reference": "behavior"},
             "kl_reference = behavior with kl_place = advantage: use kl = k2",

@@ -14,7 +14,7 @@ from stream_grpo.buffer.outcomes import outcome_of
 from stream_grpo.buffer.transitions import Kind, Transition
 from stream_grpo.learner.batching import Scored, trainable
 from stream_grpo.transport.codec import encode_group, group_to_batch
-from stream_grpo.types import EndReason, Fate, PolicyVersion, RolloutGroup
+from stream_grpo.types import EndReason, Fate, PolicyVersion, RolloutGroup, StepScore
 from tests.fakes import make_group, make_rollout
 
 
@@ -29,11 +29,15 @@ def judge(
     max_policy_age: int = 2,
     config_hash: str | None = None,
     vocab_size: int | None = None,
+    counts_steps: bool = False,
 ) -> Admission:
     lineage = Lineage()
     lineage.apply(Transition(kind=Kind.STARTED, time_s=0, branch=0, step=learner, reason="{}"))
     found = facts_of(batch_of_record(encode_group(group)), vocab_size)
-    return admit(found, lineage, max_policy_age=max_policy_age, signal_tolerance=1e-6, config_hash=config_hash)
+    return admit(
+        found, lineage, max_policy_age=max_policy_age, signal_tolerance=1e-6, config_hash=config_hash,
+        counts_steps=counts_steps,
+    )  # fmt: skip
 
 
 def test_a_group_with_spread_is_accepted() -> None:
@@ -49,6 +53,21 @@ def test_no_spread_is_no_signal_and_says_why(rewards: list[float], cause: str) -
 
 def test_a_spread_just_above_the_tolerance_is_signal() -> None:
     assert judge(make_group(rewards=[0.5, 0.5 + 2e-6])).fate is Fate.ACCEPTED
+
+
+def test_steps_that_differ_are_signal_where_they_count() -> None:
+    def group(*scores: tuple[float, ...]) -> RolloutGroup:
+        made = make_group(rewards=[1.0] * len(scores))
+        steps = [tuple(StepScore(at + 1, score) for at, score in enumerate(of_one)) for of_one in scores]
+        rewarded = [replace(r, reward=replace(r.reward, steps=s)) for r, s in zip(made.rollouts, steps, strict=True)]
+        return replace(made, rollouts=tuple(rewarded))
+
+    differ = group((0.5, 1.0), (0.5,))
+    assert judge(differ).fate is Fate.NO_SIGNAL
+    assert judge(differ, counts_steps=True).fate is Fate.ACCEPTED
+    assert judge(group((0.5, 0.5), (0.5,)), counts_steps=True).fate is Fate.NO_SIGNAL
+    # A rollout without steps: the learner goes by the rewards alone.
+    assert judge(group((0.5, 1.0), ()), counts_steps=True).fate is Fate.NO_SIGNAL
 
 
 def test_fewer_than_two_valid_rollouts_are_invalid() -> None:

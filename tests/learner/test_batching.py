@@ -23,7 +23,7 @@ MakeGroup = Callable[..., RolloutGroup]
 
 
 def minus_mean(
-    rewards_B: NDArray[np.float64], valid_B: NDArray[np.bool_], group_B: NDArray[np.int64], lengths_B: NDArray[np.int64]
+    rewards_B: NDArray[np.float64], valid_B: NDArray[np.bool_], group_B: NDArray[np.int64], *_: Any
 ) -> Scored:
     means = [rewards_B[valid_B & (group_B == g)].mean() for g in range(group_B.max() + 1)]
     return Scored(np.where(valid_B, rewards_B - np.array(means)[group_B], 0.0), valid_B)

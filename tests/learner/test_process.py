@@ -65,7 +65,10 @@ class FakeStep:
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine
 
-    def advantages(self, rewards_B: Any, valid_B: Any, group_B: Any, lengths_B: Any) -> Scored:
+    def rewarded(self, groups: Any, **_: Any) -> Any:
+        return groups
+
+    def advantages(self, rewards_B: Any, valid_B: Any, group_B: Any, *_: Any) -> Scored:
         return Scored(np.where(valid_B, rewards_B - np.nanmean(rewards_B), 0.0), valid_B)
 
     def run(self, batch: Any, watch: Any) -> dict[str, float]:

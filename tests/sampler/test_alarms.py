@@ -40,3 +40,16 @@ def test_a_verifier_that_runs_out_of_time_too_often_is_named_once() -> None:
     assert len(said) == 1
     assert said[0].startswith("on 8% of the responses the verifier ran out of time or memory")
     assert "rewards.time_limit_s = 10" in said[0]
+
+
+@dataclass
+class Watched:
+    hidden_alarm: str | None
+
+
+def test_a_gap_to_the_hidden_verifier_is_said_once() -> None:
+    said: list[str] = []
+    watched = alarms(said)
+    for alarm in (None, "40% are decided otherwise", "50% are decided otherwise"):
+        watched.compared(Watched(alarm))
+    assert said == ["40% are decided otherwise"]
