@@ -20,9 +20,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from stream_grpo import parts
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError, StreamGrpoError
+from stream_grpo.lifetime import become_part, end_with
 
 BUILD_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 8.0
 STATUS_TIMEOUT_S = 5.0
 SILENCE_S = 30.0
 """A part that has not answered for so long is named."""
@@ -34,7 +34,10 @@ MIN_STOP_S = 0.3
 class Host:
     """One process of the run: builds its part, runs its loop, answers while it runs."""
 
-    def __init__(self, name: str, log_dir: Path) -> None:
+    def __init__(self, name: str, log_dir: Path, launcher: int) -> None:
+        # Ray ends the actors of a driver that died; not at once, and not where Ray died too.
+        end_with(launcher)
+        become_part(log_dir.parent)
         log = os.open(log_dir / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
@@ -125,7 +128,7 @@ class Launcher:
             runtime_env={"env_vars": resources.environment},
             # All parts speak over loopback.
             scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
-        ).remote(placed.name, self._log_dir)
+        ).remote(placed.name, self._log_dir, os.getpid())
         arguments = dict(placed.arguments)
         if placed.address:
             arguments["bind"] = placed.address  # peers find a restarted server where it was
@@ -183,6 +186,10 @@ class Launcher:
         cause = self._explain(placed, error)
         # A part that raised has judged for itself; only a sampler's judgement is about itself alone.
         died = isinstance(error, RayActorError)
+        if placed.restarts_left == 0 and self._can_do_without(placed):
+            del self._parts[placed.name]
+            self._say(f"{cause}; it has no restarts left, the other samplers go on without it")
+            return
         if placed.restarts_left == 0 or not (died or placed.kind == "sampler"):
             raise RunFailed("; ".join([cause, *self._silent_besides(placed)]))
         placed.restarts_left -= 1
@@ -192,13 +199,20 @@ class Launcher:
         kill(placed.handle)
         self._start(placed)
 
+    def _can_do_without(self, placed: Placed) -> bool:
+        """Whether it is a sampler and there are others: where one is left, its groups are made."""
+        samplers = [other for other in self._parts.values() if other.kind == "sampler"]
+        return placed.kind == "sampler" and len(samplers) > 1
+
     def address(self, name: str) -> str:
         """Where others connect to a part."""
         return self._parts[name].address
 
     def status(self, name: str) -> dict[str, Any]:
-        """A part's account of itself; the last known one where it does not answer."""
-        placed = self._parts[name]
+        """A part's account of itself; the last known one where it does not answer, none where it was given up."""
+        placed = self._parts.get(name)
+        if placed is None:
+            return {}
         # A part that died is dealt with by `supervise`; one that is being built has nothing to tell.
         if placed.running:
             with suppress(RayError):
@@ -234,11 +248,16 @@ class Launcher:
 
     def statuses(self, name: str) -> list[dict[str, Any]]:
         """The last account of every incarnation of a part, the present one included."""
-        return [*self._parts[name].earlier, self.status(name)]
+        placed = self._parts.get(name)
+        return [*placed.earlier, self.status(name)] if placed else []
 
-    def stop(self, *names: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Ask the loops to end, in the order given, within one deadline for all; then end the processes."""
-        deadline = time.monotonic() + timeout_s
+    def stop(self, *names: str) -> list[str]:
+        """Ask the loops to end, in the order given, all within `run.stop_timeout_s`; then end the processes.
+
+        Returns the parts whose loops did not end, or ended with an error.
+        """
+        failed: list[str] = []
+        deadline = time.monotonic() + self._config.run.stop_timeout_s
         for name in names:
             placed = self._parts.pop(name, None)
             if placed is None:
@@ -247,18 +266,20 @@ class Launcher:
             try:
                 if placed.running:
                     ray.get(placed.handle.stop.remote(), timeout=left_s)
-                    if not ray.wait([placed.running], timeout=left_s)[0]:
-                        self._say(f"{name} did not end within {left_s:.1f} s and is killed")
+                    ray.get(placed.running, timeout=left_s)
             except GetTimeoutError:
-                self._say(f"{name} did not answer within {left_s:.1f} s and is killed")
+                failed.append(name)
+                self._say(f"{name} did not end within {left_s:.1f} s and is killed")
             except RayError as error:
-                self._say(f"{name}: {type(error).__name__} while stopping")
+                failed.append(name)
+                self._say(f"{self._explain(placed, error)} while stopping")
             kill(placed.handle)
+        return failed
 
-    def stop_all(self) -> None:
-        """Stop everything: the learner first, whose checkpoint the buffer must note; servers last."""
+    def stop_all(self) -> list[str]:
+        """Stop everything, as `stop` does: the learner first, whose checkpoint the buffer must note; servers last."""
         order = {"learner": 0, "sampler": 1, "evaluation": 1, "buffer": 2, "curator": 3}
-        self.stop(*sorted(self._parts, key=lambda name: order[self._parts[name].kind]))
+        return self.stop(*sorted(self._parts, key=lambda name: order[self._parts[name].kind]))
 
     def _explain(self, placed: Placed, error: RayError) -> str:
         log = self._log_dir / f"{placed.name}.log"

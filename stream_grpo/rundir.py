@@ -26,6 +26,7 @@ from stream_grpo.identity import MANIFEST_FILE
 from stream_grpo.identity import differences as identity_differences
 from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_version, read_index
+from stream_grpo.lifetime import wait_for_parts
 from stream_grpo.model_folder import model_config, unusable, vocab_size
 from stream_grpo.parts import HELDOUT_FILE, INTERVAL_HELDOUT_FILE
 from stream_grpo.rewards.scoring import check_verifiers
@@ -105,7 +106,10 @@ def load_prompts(config: Config) -> Prompts:
 
 @contextmanager
 def held(run_dir: Path) -> Iterator[None]:
-    """Keep a run folder for this process. Raises ConfigError where it is none, or another process has it."""
+    """Keep a run folder for this process, once nothing of an earlier start lives.
+
+    Raises ConfigError where it is none, or another process has it; StallError where what is left does not end.
+    """
     if not (run_dir / "config.toml").exists():
         raise ConfigError(f"{run_dir}: no run there (no config.toml)")
     # The kernel drops the lock when its holder dies, however it dies.
@@ -114,6 +118,7 @@ def held(run_dir: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(f"{run_dir}: another process runs this run") from None
+        wait_for_parts(run_dir)
         yield
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stream_grpo.errors import CheckpointError
+from stream_grpo.failpoints import failpoint
 from stream_grpo.files import read_object, sha256, sync, write_json, write_synced
 from stream_grpo.types import PolicyVersion
 
@@ -49,6 +50,7 @@ def write_checkpoint(root: Path, version: PolicyVersion, write: Callable[[Path],
     shutil.rmtree(hidden, ignore_errors=True)
     hidden.mkdir()
     write(hidden)
+    failpoint("checkpoint.writing")
     manifest = {
         "schema": SCHEMA,
         "branch": version.branch,
@@ -60,8 +62,10 @@ def write_checkpoint(root: Path, version: PolicyVersion, write: Callable[[Path],
         sync(folder)
     # Before the rename: what is visible is always in the index.
     write_json(root / INDEX, read_index(root) | {place.name: sha256(hidden / MANIFEST)})
+    failpoint("checkpoint.renaming")
     hidden.rename(place)
     sync(root)
+    failpoint("checkpoint.renamed")
     return place
 
 
