@@ -109,12 +109,10 @@ def attempt(driver: Driver, kills: list[Kill], deadline: float) -> list[str]:
 def stop(driver: Driver, target: Any) -> list[str]:
     """End the run by SIGTERM; what went wrong."""
     target.stop()
-    deadline = time.monotonic() + target.patience_s
-    while (code := target.ended()) is None:
-        if time.monotonic() > deadline:
-            return [f"the run did not end within {target.patience_s:.0f} s after SIGTERM"]
-        time.sleep(target.poll_s)
-    driver.look()
+    try:
+        code = driver.wait_for_end()
+    except ChaosError as error:
+        return [f"after SIGTERM: {error}"]
     return [] if code == 0 else [f"SIGTERM ended the run with {code}: {target.output()}"]
 
 

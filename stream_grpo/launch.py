@@ -20,14 +20,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from stream_grpo import parts
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError, StreamGrpoError
-from stream_grpo.lifetime import become_part, end_with
+from stream_grpo.lifetime import become_part, children, end_with, is_alive
 
 BUILD_TIMEOUT_S = 300.0
 STATUS_TIMEOUT_S = 5.0
+LOOK_S = 1.0
+"""How often Ray itself is looked at while a part is built."""
 SILENCE_S = 30.0
 """A part that has not answered for so long is named."""
 MIN_STOP_S = 0.3
 """What the last part to stop gets where others have used up the time."""
+RAY_PROGRAMS = ("gcs_server", "raylet")
+"""Of a local Ray. Without one of them the parts go on for a while, but none can be started again."""
 
 
 @ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)
@@ -114,9 +118,12 @@ class Launcher:
         self._log_dir = config.run_dir / "logs"
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._parts: dict[str, Placed] = {}
+        self._ray: dict[str, int] = {}
+        """Process ids of the local Ray by program."""
 
     def place(self, name: str, kind: str, *, restarts: int = 0, **arguments: Any) -> None:
         """Start the process and let it build its part; `built` waits for that."""
+        self._ray = self._ray or children(RAY_PROGRAMS)
         self._parts[name] = Placed(name=name, kind=kind, arguments=arguments, restarts_left=restarts)
         self._start(self._parts[name])
 
@@ -137,14 +144,18 @@ class Launcher:
 
     def built(self, name: str) -> str:
         """Wait until a part is built; returns its address. Raises RunFailed, StallError."""
-        placed = self._parts[name]
+        placed, deadline = self._parts[name], time.monotonic() + BUILD_TIMEOUT_S
         while placed.building:
+            self._check_ray()
             try:
-                self._take_built(placed, ray.get(placed.building, timeout=BUILD_TIMEOUT_S))
+                self._take_built(placed, ray.get(placed.building, timeout=LOOK_S))
             except GetTimeoutError:
-                raise StallError(f"{name} was not ready within {BUILD_TIMEOUT_S:.0f} s; see {self._log_dir}") from None
+                if time.monotonic() > deadline:
+                    sentence = f"{name} was not ready within {BUILD_TIMEOUT_S:.0f} s; see {self._log_dir}"
+                    raise StallError(sentence) from None
             except RayError as error:
                 self._restart(placed, error)
+                deadline = time.monotonic() + BUILD_TIMEOUT_S
         return placed.address
 
     def _take_built(self, placed: Placed, facts: Mapping[str, Any]) -> None:
@@ -159,9 +170,10 @@ class Launcher:
     def supervise(self, until: str, every_s: float, each_turn: Callable[[], None]) -> Any:
         """Watch all parts until the loop of `until` ends, and return what it returned; start again what dies.
 
-        Raises RunFailed when a part cannot be started again.
+        Raises RunFailed when a part cannot be started again, or the local Ray loses a process of its own.
         """
         while True:
+            self._check_ray()
             watched = {placed.running or placed.building: placed for placed in self._parts.values()}
             watched.pop(None, None)  # built, and waiting for its turn
             ended, _ = ray.wait(list(watched), num_returns=1, timeout=every_s)
@@ -181,6 +193,11 @@ class Launcher:
                     return result
                 else:
                     raise RunFailed(f"{placed.name} ended before {until} did")
+
+    def _check_ray(self) -> None:
+        for program, pid in self._ray.items():
+            if not is_alive(pid):
+                raise RunFailed(f"Ray's {program} (process {pid}) died: no part can be started again; resume the run")
 
     def _restart(self, placed: Placed, error: RayError) -> None:
         cause = self._explain(placed, error)

@@ -1,6 +1,7 @@
 """How long the processes of a run live: no longer than their launcher, and a new start waits for what is left of them.
 
 A part that outlived its launcher would train, publish and write checkpoints beside the one that a resumed run starts.
+The launcher in turn looks after the processes of its own Ray, without which nothing can be started again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -61,3 +63,28 @@ def wait_for_parts(run_dir: Path, timeout_s: float = 60.0) -> None:
                 time.sleep(_POLL_S)
             else:
                 return
+
+
+def children(programs: Collection[str]) -> dict[str, int]:
+    """The living children of this process that run one of these programs: process id by program."""
+    found: dict[str, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):  # a process may end while it is looked at
+            program = Path((entry / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")).name
+            if program in programs and _state_and_parent(int(entry.name))[1] == os.getpid():
+                found[program] = int(entry.name)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a child of this process has not ended."""
+    try:
+        return _state_and_parent(pid)[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    # After the name, which is in parentheses and may hold anything.
+    state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return state, int(parent)

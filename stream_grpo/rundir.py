@@ -133,7 +133,13 @@ def _take_up(config: Config, say: Callable[[str], None]) -> None:
         raise ConfigError(f"{pool.path}: not the pool that this run began with")
     if now["model_sha256"] != manifest["model_sha256"]:
         raise ConfigError(f"{config.model.path}: not the model that this run began with")
-    for difference in differences(config, load_run(config.run_dir)):
+    begun = load_run(config.run_dir)
+    if config.pool.files != begun.pool.files:
+        raise ConfigError(
+            f"pool.files = {list(map(str, config.pool.files))}: a run keeps the pool that was imported when it began, "
+            f"from {list(map(str, begun.pool.files))}; leave it as it is, or begin another run"
+        )
+    for difference in differences(config, begun):
         say(f"changed: {difference}")
     newest = newest_version(config.run_dir / "checkpoints")
     after = resumed_manifest(manifest, now, from_step=newest.step if newest else 0)

@@ -108,6 +108,16 @@ class Driver:
             if line["event"] == "step":
                 self.num_steps, self.step = self.num_steps + 1, line["step"]
 
+    def wait_for_end(self) -> int:
+        """Until the run has ended; its exit code. Raises ChaosError where it does not end in time."""
+        deadline = time.monotonic() + self._target.patience_s
+        while (code := self._target.ended()) is None:
+            if time.monotonic() > deadline:
+                raise ChaosError(f"the run has not ended in {self._target.patience_s:.0f} s: {self._target.output()}")
+            time.sleep(self._target.poll_s)
+        self.look()
+        return code
+
     def wait_for_step(self, step: int) -> None:
         """Until the learner has made this step. Raises ChaosError."""
 
@@ -155,11 +165,7 @@ class Driver:
 
     def _resume(self, kill: Kill) -> None:
         """After a kill that ends the run: it ends, with an exit code other than 0, and is started again."""
-        deadline = time.monotonic() + self._target.patience_s
-        while (code := self._target.ended()) is None:
-            if time.monotonic() > deadline:
-                raise ChaosError(f"{kill.who} was killed, and the run has not ended: {self._target.output()}")
-            time.sleep(self._target.poll_s)
+        code = self.wait_for_end()
         if code == 0:
             raise ChaosError(f"{kill.who} was killed, and the run ended with 0: {self._target.output()}")
         if code > 0:

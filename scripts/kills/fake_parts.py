@@ -44,7 +44,6 @@ from stream_grpo.weights.subscriber import Subscriber
 
 RESEND_S = 0.1
 """What was not answered is sent again so soon: the processes are back within a tenth of a second."""
-NUM_PROBLEMS = 24
 VOCAB_SIZE = 10
 
 
@@ -64,15 +63,15 @@ def configuration(root: Path, *, num_steps: int, seed: int, **sections: dict[str
     return parse(tree, "chaos")
 
 
-def make_run(config: Config, *, num_pooled: int = 0) -> None:
-    """The folder of a new run; the answers of `num_pooled` problems are checked by a reward worker."""
+def make_run(config: Config, *, num_problems: int = 24, num_pooled: int = 0) -> None:
+    """The folder of a new run; the answers of the first `num_pooled` problems are checked by a reward worker."""
     run_dir = config.run_dir
     (run_dir / "logs").mkdir(parents=True)
     config.model.path.mkdir()
     write_json(config.model.path / "config.json", {"vocab_size": VOCAB_SIZE})
     problems = [
         Problem(problem_id=f"p{i:02d}", prompt=str(i), answer="1", verifier="regex" if i < num_pooled else "exact")
-        for i in range(NUM_PROBLEMS)
+        for i in range(num_problems)
     ]
     Pool.create(run_dir / "pool", problems).close()
     (run_dir / "config.toml").write_text(to_toml(config))

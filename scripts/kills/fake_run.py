@@ -18,14 +18,14 @@ class FakeTarget:
     poll_s = 0.002
     patience_s = 60.0
 
-    def __init__(self, config: Config, *, num_pooled: int) -> None:
-        """Make the folder of the run. `num_pooled`: problems whose answers a reward worker checks."""
+    def __init__(self, config: Config, **problems: int) -> None:
+        """Make the folder of the run; `problems` as `make_run` takes them."""
         self._config, self.run_dir, self.points = config, config.run_dir, config.run.root / "points"
         self.points.mkdir(parents=True)
         self._pid, self._code = 0, 0
 
         def make() -> int:
-            make_run(config, num_pooled=num_pooled)
+            make_run(config, **problems)
             return 0
 
         # LanceDB's threads would not outlive a fork.

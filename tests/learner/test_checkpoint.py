@@ -48,6 +48,7 @@ def test_nothing_there_is_no_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "extra", "manifest", "no manifest", "renamed"])
 def test_a_damaged_newest_is_passed_over_named_and_kept(tmp_path: Path, damage: str) -> None:
+    """Report C35: checkpoint 10 is taken, with a warning that names 20, which is set aside and not deleted."""
     sound, broken = checkpoint(tmp_path, 10), checkpoint(tmp_path, 20)
     weights, manifest = broken / "engine" / "weights.pt", broken / "manifest.json"
     if damage == "truncated":
@@ -76,6 +77,7 @@ def test_a_damaged_newest_is_passed_over_named_and_kept(tmp_path: Path, damage: 
 
 
 def test_a_writer_that_dies_leaves_the_older_one_and_is_named(tmp_path: Path) -> None:
+    """Report C35: writing is atomic, and may be done again."""
     sound = checkpoint(tmp_path, 10)
 
     def die(folder: Path) -> None:
