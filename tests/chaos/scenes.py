@@ -32,14 +32,16 @@ def a_sampler_dies_while_it_takes_weights(root: Path) -> dict[str, Any]:
     driver.carry_out([Kill("sampler", "sampler.weights_read", passage=9, after_steps=3)], forever())
     step = driver.step
     before = _acknowledged(target)
-    driver.wait_for(
-        lambda: all(len(now) > len(then) for now, then in zip(_acknowledged(target), before, strict=True)), "x"
-    )
+    driver.wait_for(lambda: _has_grown(target, before), "groups of both samplers")
     driver.wait_for_step(step + 3)
     target.stop()
     driver.wait_for_end()
     found = audit(target.run_dir, [name for names in _acknowledged(target) for name in names])
     return {"code": target.ended(), "findings": found.findings, "num_both_had": len(before)}
+
+
+def _has_grown(target: FakeTarget, before: list[list[str]]) -> bool:
+    return all(len(now) > len(then) for now, then in zip(_acknowledged(target), before, strict=True))
 
 
 def _acknowledged(target: FakeTarget) -> list[list[str]]:
@@ -71,4 +73,4 @@ SCENES: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: scene(Path(sys.argv[1]) / name) for name, scene in SCENES.items()}))
+    sys.stdout.write(json.dumps({name: scene(Path(sys.argv[1]) / name) for name, scene in SCENES.items()}))

@@ -142,9 +142,8 @@ def test_tokens_that_the_learner_reported_wrongly_leave_a_gap(run: Path) -> None
 
 
 def test_an_account_that_says_otherwise_is_found(run: Path) -> None:
-    (run / "summary.json").write_text(
-        json.dumps({"tokens": {"generated": 80, "trained": 64, "buffered": 8, "stale": 8}})
-    )
+    theirs = {"generated": 80, "trained": 64, "buffered": 8, "stale": 8}
+    (run / "summary.json").write_text(json.dumps({"tokens": theirs}))
     found = audit(run)
     assert not found.ledger_closes
     assert "'stale': (0, 8)" in found.findings[0]
