@@ -22,10 +22,13 @@ import pyarrow as pa
 
 Version = tuple[int, int]
 """Branch and step."""
+Place = tuple[int, int]
+"""Segment and offset of a record."""
 Row = dict[str, Any]
 """A transition: one row of the log."""
 ENDS = ("trained", "stale", "no_signal", "invalid")
-STATES = ("ticketed", "accepted", "leased", "restored", *ENDS)
+IN_FLIGHT = ("ticketed", "partial", "rescored")
+STATES = (*IN_FLIGHT, "accepted", "leased", "restored", *ENDS)
 
 
 class Record(NamedTuple):
@@ -87,8 +90,8 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
                 return
 
 
-def read_records(journal: Path, rows: Iterable[Row]) -> tuple[dict[str, Record], list[str]]:
-    """The record of every group that brought one, by group id; and a sentence for each that is missing or damaged."""
+def read_records(journal: Path, rows: Iterable[Row]) -> tuple[dict[Place, Record], list[str]]:
+    """Every record that a row names, by its place; and a sentence for each that is missing or damaged."""
     segments: dict[int, bytes] = {}
     records, damage = {}, []
     for row in rows:
@@ -102,8 +105,12 @@ def read_records(journal: Path, rows: Iterable[Row]) -> tuple[dict[str, Record],
         if len(data) < row["length"] or zlib.crc32(data) != row["crc32"]:
             damage.append(f"{row['group_id']}: its record in segment {number} is missing or not what was written")
         else:
-            records[row["group_id"]] = _record(segments[number], data)
+            records[_place(row)] = _record(segments[number], data)
     return records, damage
+
+
+def _place(row: Row) -> Place:
+    return row["segment"], row["offset"]
 
 
 def _record(segment: bytes, data: bytes) -> Record:
@@ -178,7 +185,7 @@ def audit(run: Path, witnessed: Iterable[str] = ()) -> Audit:
     found.groups_accepted = sum(row["kind"] == "accepted" for row in rows)
     _count_lost(found, by_group, on_path, [*damage, *_unwitnessed(by_group, witnessed), *_gaps(by_group)])
     _count_trained(found, by_group, on_path)
-    _count_ages(found, rows, records, forks, max_policy_age)
+    _count_ages(found, by_group, records, forks, max_policy_age)
     _count_tokens(found, rows, by_group, records)
     _compare_account(found, run)
     _compare_model(found, run, by_group, on_path)
@@ -199,7 +206,7 @@ def _unwitnessed(by_group: Mapping[str, Sequence[Row]], witnessed: Iterable[str]
 
 
 def _has(by_group: Mapping[str, Sequence[Row]], group_id: str) -> bool:
-    return any(row["length"] for row in by_group.get(group_id, ()))
+    return any(row["length"] for row in by_group.get(group_id, ()) if row["kind"] not in IN_FLIGHT)
 
 
 def _gaps(by_group: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -238,23 +245,27 @@ def _count_trained(found: Audit, by_group: Mapping[str, Sequence[Row]], on_path:
 
 def _count_ages(
     found: Audit,
-    rows: Iterable[Row],
-    records: Mapping[str, Record],
+    by_group: Mapping[str, Sequence[Row]],
+    records: Mapping[Place, Record],
     forks: Mapping[int, Version],
     max_policy_age: int,
 ) -> None:
-    for row in rows:
-        if row["kind"] != "trained" or row["group_id"] not in records:
-            continue
-        start = (row["branch"], row["step"] - 1)
-        oldest = max((age(version, start, forks) for version in records[row["group_id"]].versions), default=0)
-        if oldest > max_policy_age:
-            found.age_violations += 1
-            found.findings.append(f"{row['group_id']}: a token {oldest} steps old was trained from {start}")
+    for group_id, rows in by_group.items():
+        versions: frozenset[Version] = frozenset()
+        for row in rows:
+            if row["length"] and _place(row) in records:
+                versions = records[_place(row)].versions
+            if row["kind"] != "trained":
+                continue
+            start = (row["branch"], row["step"] - 1)
+            oldest = max((age(version, start, forks) for version in versions), default=0)
+            if oldest > max_policy_age:
+                found.age_violations += 1
+                found.findings.append(f"{group_id}: a token {oldest} steps old was trained from {start}")
 
 
 def _count_tokens(
-    found: Audit, rows: Iterable[Row], by_group: Mapping[str, Sequence[Row]], records: Mapping[str, Record]
+    found: Audit, rows: Iterable[Row], by_group: Mapping[str, Sequence[Row]], records: Mapping[Place, Record]
 ) -> None:
     tokens: Counter[str] = Counter()
     for row in rows:
@@ -262,18 +273,33 @@ def _count_tokens(
             tokens["refused" if row["kind"] == "refused" else "evaluation"] += row["num_tokens"]
             tokens["generated"] += row["num_tokens"]
     for group_id, states in by_group.items():
-        num_tokens = records[group_id].num_tokens if group_id in records else 0
-        tokens["generated"] += num_tokens
-        tokens += _fate(states[-1], num_tokens)
-        wrong = [row for row in states if row["kind"] == "trained" and _reported(row) != num_tokens]
-        wrong += [row for row in states if row["length"] and row["num_tokens"] != num_tokens]
-        if wrong:
+        if not _add_group(tokens, states, records):
             found.ledger_closes = False
-            found.findings.append(f"{group_id}: its record has {num_tokens} sampled tokens, a row of the log others")
+            found.findings.append(f"{group_id}: a row of the log has other tokens than its record")
     found.tokens = dict(tokens)
     if tokens["generated"] != sum(count for fate, count in tokens.items() if fate != "generated"):
         found.ledger_closes = False
         found.findings.append(f"the tokens do not add up: {dict(tokens)}")
+
+
+def _add_group(tokens: Counter[str], states: Sequence[Row], records: Mapping[Place, Record]) -> bool:
+    """Add the tokens of a group, each once, by their fate; whether every row says what its record does."""
+    num_tokens, is_right = 0, True
+    for row in states:
+        # What a ticket that is issued again, or a record, does not have of the partial before.
+        dropped = row.get("dropped_tokens", 0)
+        tokens["stale"] += dropped
+        tokens["generated"] += dropped
+        num_tokens -= dropped
+        if row["length"]:
+            record = records.get(_place(row))
+            num_tokens = record.num_tokens if record else 0
+            is_right &= row["num_tokens"] == num_tokens
+        if row["kind"] == "trained":
+            is_right &= _reported(row) == num_tokens
+    tokens["generated"] += num_tokens
+    tokens.update(_fate(states[-1], num_tokens))
+    return is_right
 
 
 def _reported(row: Row) -> int:
@@ -284,6 +310,8 @@ def _fate(last: Row, num_tokens: int) -> Counter[str]:
     """What became of a group's tokens, by its last row."""
     if last["kind"] == "trained":
         return Counter({name: last[f"{name}_tokens"] for name in ("trained", "masked", "baseline_only")})
+    if last["kind"] in IN_FLIGHT:
+        return Counter(in_flight=num_tokens)
     return Counter({last["kind"] if last["kind"] in ENDS else "buffered": num_tokens})
 
 

@@ -69,7 +69,9 @@ def test_a_sound_run_is_found_sound(run: Path) -> None:
     assert (found.lost, found.trained_twice, found.age_violations, found.steps_missing) == (0, 0, 0, 0)
     assert (found.groups_accepted, found.groups_trained, found.final) == (10, 8, (1, 4))
     # 10 groups of 8 tokens, 8 of them trained, 2 waiting.
-    assert found.tokens == {"generated": 80, "trained": 64, "masked": 0, "baseline_only": 0, "buffered": 16}
+    assert {fate: count for fate, count in found.tokens.items() if count} == {
+        "generated": 80, "trained": 64, "buffered": 16
+    }  # fmt: skip
     assert found.ledger_closes
 
 
@@ -138,7 +140,7 @@ def test_a_token_that_is_too_old_is_found_on_every_branch(run: Path) -> None:
 def test_tokens_that_the_learner_reported_wrongly_leave_a_gap(run: Path) -> None:
     found = plant(run, lambda rows: changed(rows, Kind.TRAINED, "g00000001", trained_tokens=7))
     assert not found.ledger_closes
-    assert found.findings[0].startswith("g00000001: its record has 8 sampled tokens")
+    assert found.findings[0] == "g00000001: a row of the log has other tokens than its record"
 
 
 def test_an_account_that_says_otherwise_is_found(run: Path) -> None:

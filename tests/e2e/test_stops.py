@@ -1,4 +1,4 @@
-"""How a run with real engines ends where it is told to, or cannot go on: with a checkpoint, a cause and an exit code."""
+"""How a run with real engines ends, told to or unable to go on: with a checkpoint, a cause and an exit code."""
 
 from __future__ import annotations
 
