@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from stream_grpo.failpoints import POINTS
 
@@ -15,8 +16,6 @@ ENDS_THE_RUN = ("launcher", "all", *RAY_PARTS)
 """After these the run is resumed; every other is started again by the launcher."""
 LEAST = 2
 """Kills of each."""
-MAX_SERVER_RESTARTS = 3
-"""What `launch` grants buffer and curator in one start of a run."""
 FIRST_POINTS = (
     "journal.segment_written",
     "answer.taken",
@@ -81,16 +80,19 @@ def _at_point(point: str, rng: random.Random) -> Kill:
 
 
 def _in_order(kills: Sequence[Kill], rng: random.Random) -> list[Kill]:
-    """A drawn order in which no start of the run loses a server more often than its launcher starts it again."""
+    """A drawn order in which the kills of each part are spread evenly over the starts of the run.
+
+    So no start loses a server more often than its launcher starts it again, where that is possible at all.
+    """
+    ends = rng.sample(ended := [kill for kill in kills if kill.who in ENDS_THE_RUN], len(ended))
+    starts: list[list[Kill]] = [[] for _ in range(len(ends) + 1)]
+    for who in sorted({kill.who for kill in kills} - set(ENDS_THE_RUN)):
+        mine = [kill for kill in kills if kill.who == who]
+        first = rng.randrange(len(starts))
+        for i, kill in enumerate(rng.sample(mine, len(mine))):
+            starts[(first + i) % len(starts)].append(kill)
     order: list[Kill] = []
-    left = rng.sample(kills, len(kills))
-    losses: Counter[str] = Counter()
-    while left:
-        kill = next((kill for kill in left if losses[kill.who] < MAX_SERVER_RESTARTS), left[0])
-        if kill.who in ENDS_THE_RUN:
-            losses.clear()
-        elif kill.who in ("buffer", "curator"):
-            losses[kill.who] += 1
-        left.remove(kill)
-        order.append(kill)
+    for start, end in zip_longest(starts, ends):
+        order += rng.sample(start, len(start))
+        order += [end] if end else []
     return order

@@ -37,6 +37,7 @@ def run(tmp_path: Path) -> Path:
     for step in range(3):
         buffer.fill(PolicyVersion(0, step), 2)
         buffer.train(PolicyVersion(0, step))
+        journal.commit()
     buffer.start(PolicyVersion(1, 2), _1=PolicyVersion(0, 2))
     buffer.train(PolicyVersion(1, 2))  # the two groups of step 3 of branch 0, available again
     buffer.fill(PolicyVersion(1, 3), 4)

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from kills.schedule import ENDS_THE_RUN, MAX_SERVER_RESTARTS, PARTS, RAY_PARTS, schedule, victim_of
+from kills.schedule import ENDS_THE_RUN, PARTS, RAY_PARTS, schedule, victim_of
 
 from stream_grpo.failpoints import POINTS
 
@@ -35,7 +35,7 @@ def test_no_start_of_the_run_loses_a_server_more_often_than_it_is_started_again(
             losses[kill.who] += 1
             if kill.who in ENDS_THE_RUN:
                 losses.clear()
-            assert max(losses["buffer"], losses["curator"]) <= MAX_SERVER_RESTARTS
+            assert max(losses["buffer"], losses["curator"]) <= 3  # what `launch` grants
 
 
 def test_the_same_seed_gives_the_same_kills() -> None:
