@@ -84,6 +84,8 @@ class Placed:
     """Ray reference of its loop, while it runs."""
     is_wanted: bool = False
     """Whether its loop is to run as soon as it is built."""
+    is_given_up: bool = False
+    """Whether the run goes on without it."""
     address: str = ""
     pid: int = 0
     last_status: dict[str, Any] = field(default_factory=dict)
@@ -163,9 +165,10 @@ class Launcher:
 
     def run(self, *names: str) -> None:
         """Start the loops of parts that are built."""
-        for name in names:
-            self._parts[name].is_wanted = True
-            self._parts[name].running = self._parts[name].handle.run.remote()
+        for placed in (self._parts[name] for name in names):
+            if not placed.is_given_up:
+                placed.is_wanted = True
+                placed.running = placed.handle.run.remote()
 
     def supervise(self, until: str, every_s: float, each_turn: Callable[[], None]) -> Any:
         """Watch all parts until the loop of `until` ends, and return what it returned; start again what dies.
@@ -200,11 +203,12 @@ class Launcher:
                 raise RunFailed(f"Ray's {program} (process {pid}) died: no part can be started again; resume the run")
 
     def _restart(self, placed: Placed, error: RayError) -> None:
+        self._check_ray()
         cause = self._explain(placed, error)
         # A part that raised has judged for itself; only a sampler's judgement is about itself alone.
         died = isinstance(error, RayActorError)
         if placed.restarts_left == 0 and self._can_do_without(placed):
-            del self._parts[placed.name]
+            placed.building, placed.running, placed.asking, placed.is_given_up = None, None, None, True
             self._say(f"{cause}; it has no restarts left, the other samplers go on without it")
             return
         if placed.restarts_left == 0 or not (died or placed.kind == "sampler"):
@@ -218,7 +222,7 @@ class Launcher:
 
     def _can_do_without(self, placed: Placed) -> bool:
         """Whether it is a sampler and there are others: where one is left, its groups are made."""
-        samplers = [other for other in self._parts.values() if other.kind == "sampler"]
+        samplers = [other for other in self._parts.values() if other.kind == "sampler" and not other.is_given_up]
         return placed.kind == "sampler" and len(samplers) > 1
 
     def address(self, name: str) -> str:
@@ -226,10 +230,8 @@ class Launcher:
         return self._parts[name].address
 
     def status(self, name: str) -> dict[str, Any]:
-        """A part's account of itself; the last known one where it does not answer, none where it was given up."""
-        placed = self._parts.get(name)
-        if placed is None:
-            return {}
+        """A part's account of itself; the last known one where it does not answer."""
+        placed = self._parts[name]
         # A part that died is dealt with by `supervise`; one that is being built has nothing to tell.
         if placed.running:
             with suppress(RayError):
@@ -265,8 +267,7 @@ class Launcher:
 
     def statuses(self, name: str) -> list[dict[str, Any]]:
         """The last account of every incarnation of a part, the present one included."""
-        placed = self._parts.get(name)
-        return [*placed.earlier, self.status(name)] if placed else []
+        return [*self._parts[name].earlier, self.status(name)]
 
     def stop(self, *names: str) -> list[str]:
         """Ask the loops to end, in the order given, all within `run.stop_timeout_s`; then end the processes.

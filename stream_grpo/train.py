@@ -78,7 +78,7 @@ def _run(config: Config, begun: float, resume: bool, console: Console) -> dict[s
             console.say(f"stopped; go on with: stream-grpo train --resume {config.run_dir}")
             if not isinstance(stop, Terminated):
                 raise SystemExit(130) from None
-            raise SystemExit("learner" in failed) from None
+            raise SystemExit(int("learner" in failed)) from None
         except StreamGrpoError:
             run.stop_all()
             raise

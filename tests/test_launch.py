@@ -19,7 +19,7 @@ class FakeHandle:
 
     def __init__(self) -> None:
         self.num_asked = 0
-        self.status = self
+        self.status = self.run = self
 
     def remote(self) -> int:
         self.num_asked += 1
@@ -117,9 +117,12 @@ def test_report_c28_with_one_of_two_samplers_dead_for_good_the_run_goes_on_and_s
     assert len(said) == 1
     assert said[0].startswith("sampler-0 died (process 11; log: ")
     assert said[0].endswith("; it has no restarts left, the other samplers go on without it")
+    launcher.run("sampler-0", "sampler-1")  # as `train` does with all of them
+    assert launcher._parts["sampler-0"].running is None
     assert launcher.status("sampler-0") == {}
-    assert launcher.statuses("sampler-0") == []
-    assert "sampler-0" not in launcher._parts
+    # The next one to die for good is the last.
+    with pytest.raises(RunFailed, match=r"sampler-1 died \(process 13"):
+        launcher._restart(launcher._parts["sampler-1"], RayActorError())
 
 
 def test_report_c28_with_the_last_sampler_dead_for_good_the_run_ends_with_the_cause(
