@@ -77,7 +77,8 @@ def newest_complete(root: Path) -> tuple[Path | None, list[str]]:
     """
     read_index(root)
     warnings = [
-        f"{path.name}: writing was interrupted; not used, not removed" for path in sorted(root.glob(".*.partial"))
+        f"{path.name}: writing was interrupted; not used, removed after the next checkpoint"
+        for path in sorted(root.glob(".*.partial"))
     ]
     for path in _newest_first(root):
         try:
@@ -106,9 +107,9 @@ def verify(path: Path) -> Checkpoint:
 
 
 def prune(root: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` complete checkpoints and return the folders removed.
+    """Remove all but the newest `keep` complete checkpoints, and return these; and what a kill left half written.
 
-    Complete means here: every file present with its size; hashes are left to `verify`, since they would cost a read
+    Only for the writer, between two checkpoints: whatever is hidden then is nobody's. Complete means here: every file present with its size; hashes are left to `verify`, since they would cost a read
     of everything kept. Damaged checkpoints neither count nor go.
     """
     if keep < 1:
@@ -116,8 +117,8 @@ def prune(root: Path, keep: int) -> list[Path]:
     removed = [path for path in _newest_first(root) if _is_complete(path)][keep:]
     for path in removed:
         # Hidden first: a removal cut short must not look like a damaged checkpoint.
-        hidden = path.with_name(f".{path.name}.removed")
-        path.rename(hidden)
+        path.rename(path.with_name(f".{path.name}.removed"))
+    for hidden in root.glob(".checkpoint-*"):
         shutil.rmtree(hidden)
     gone = {path.name for path in removed}
     write_json(root / INDEX, {name: digest for name, digest in read_index(root).items() if name not in gone})

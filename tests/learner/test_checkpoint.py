@@ -124,6 +124,14 @@ def test_prune_keeps_the_newest_complete_and_every_damaged_one(tmp_path: Path) -
         prune(tmp_path, 0)
 
 
+def test_what_kills_leave_half_written_does_not_fill_the_disk(tmp_path: Path) -> None:
+    for name in (".checkpoint-0.10.partial", ".checkpoint-1.10.partial", ".checkpoint-0.5.removed"):
+        write_weights(tmp_path / name)
+    checkpoint(tmp_path, 20)
+    assert prune(tmp_path, 1) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-0.20", "index.json"]
+
+
 @pytest.mark.parametrize("text", ["", '{"checkpoint-0.10": "', "[]"])
 def test_a_damaged_index_is_named_and_no_checkpoint_is_set_aside_for_it(tmp_path: Path, text: str) -> None:
     path = checkpoint(tmp_path, 10)
