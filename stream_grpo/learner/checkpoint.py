@@ -109,8 +109,9 @@ def verify(path: Path) -> Checkpoint:
 def prune(root: Path, keep: int) -> list[Path]:
     """Remove all but the newest `keep` complete checkpoints, and return these; and what a kill left half written.
 
-    Only for the writer, between two checkpoints: whatever is hidden then is nobody's. Complete means here: every file present with its size; hashes are left to `verify`, since they would cost a read
-    of everything kept. Damaged checkpoints neither count nor go.
+    Only for the writer, between two checkpoints: whatever is hidden then is nobody's. Complete means here: every file
+    present with its size; hashes are left to `verify`, since they would cost a read of everything kept. Damaged
+    checkpoints neither count nor go.
     """
     if keep < 1:
         raise ValueError(f"keep {keep}: expected 1 or more")

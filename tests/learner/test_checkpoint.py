@@ -126,6 +126,7 @@ def test_prune_keeps_the_newest_complete_and_every_damaged_one(tmp_path: Path) -
 
 def test_what_kills_leave_half_written_does_not_fill_the_disk(tmp_path: Path) -> None:
     for name in (".checkpoint-0.10.partial", ".checkpoint-1.10.partial", ".checkpoint-0.5.removed"):
+        (tmp_path / name).mkdir()
         write_weights(tmp_path / name)
     checkpoint(tmp_path, 20)
     assert prune(tmp_path, 1) == []
