@@ -28,10 +28,10 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def part(run_dir: Path, launcher: int) -> subprocess.Popen[str]:
-    """A process that counts as a part of the run; it has said so when this returns."""
+    """A process that counts as a part of the run; it is one when this returns."""
     code = (
         "import sys, time; from pathlib import Path; from stream_grpo.lifetime import become_part, end_with;"
-        "become_part(Path(sys.argv[1])); end_with(int(sys.argv[2])); print('there', flush=True); time.sleep(60)"
+        "become_part(Path(sys.argv[1])); print('there', flush=True); end_with(int(sys.argv[2])); time.sleep(60)"
     )
     arguments = [sys.executable, "-c", code, str(run_dir), str(launcher)]
     process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True)
