@@ -33,10 +33,10 @@ def main() -> int:
     kind = "fake" if arguments.fake else "real"
     num_kills = arguments.kills or DEFAULT_KILLS[kind]
     parts = PARTS if arguments.fake else (*PARTS, *RAY_PARTS)
-    kills = schedule(num_kills, arguments.seed, parts, max_delay_s=MAX_DELAY_S[kind])
+    kills = schedule(num_kills, arguments.seed, parts, max_delay_s=MAX_DELAY_S[kind])[arguments.skip :]
     root = (arguments.root or Path(tempfile.mkdtemp(prefix="chaos-"))).resolve()
     say = _to_stderr if arguments.json else print
-    say(f"{num_kills} kills of a {kind} run in {root}, seed {arguments.seed}")
+    say(f"{len(kills)} kills of a {kind} run in {root}, seed {arguments.seed}")
     began = time.monotonic()
     deadline = began + 60 * arguments.minutes
     run = run_fake if arguments.fake else run_real
@@ -53,6 +53,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--fake", action="store_true", help="no vLLM, DeepSpeed and Ray; all else is real")
     parser.add_argument("--kills", type=int, help="how many; 24, with --fake 500")
     parser.add_argument("--seed", type=int, default=0, help="decides who is killed, where, and in which order")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many at the start, made by an earlier call")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further kill after so many")
     parser.add_argument("--root", type=Path, help="a folder to make and to leave; by default a temporary one")
     parser.add_argument("--model", type=Path, default=Path("models/arithmetic"), help="folder of the small model")
