@@ -200,7 +200,10 @@ class Launcher:
     def _check_ray(self) -> None:
         for program, pid in self._ray.items():
             if not is_alive(pid):
-                raise RunFailed(f"Ray's {program} (process {pid}) died: no part can be started again; resume the run")
+                raise RunFailed(
+                    f"Ray's {program} (process {pid}) died, so that no part can be started again; go on with: "
+                    f"stream-grpo train --resume {self._config.run_dir}"
+                )
 
     def _restart(self, placed: Placed, error: RayError) -> None:
         self._check_ray()
