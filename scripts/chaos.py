@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ def main() -> int:
     root = (arguments.root or Path(tempfile.mkdtemp(prefix="chaos-"))).resolve()
     say = _to_stderr if arguments.json else print
     say(f"{len(kills)} kills of a {kind} run in {root}, seed {arguments.seed}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     began = time.monotonic()
     deadline = began + 60 * arguments.minutes
     run = run_fake if arguments.fake else run_real
@@ -102,8 +104,11 @@ def attempt(driver: Driver, kills: list[Kill], deadline: float) -> list[str]:
         driver.carry_out(kills, deadline)
         goal = max(LEAST_STEPS, driver.step + 1)
         driver.wait_for_step(goal)
-    except ChaosError as error:
-        return [str(error)]
+    except BaseException as error:
+        driver.end_all()
+        if isinstance(error, ChaosError):
+            return [str(error)]
+        raise
     return []
 
 

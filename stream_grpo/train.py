@@ -70,22 +70,19 @@ def refuse_finished(config: Config) -> None:
 
 def _run(config: Config, begun: float, resume: bool, console: Console) -> dict[str, Any]:
     run = TrainingRun(config, console, resume=resume)
-    with ray_session(config), _terminable():  # Ray sets a handler of its own as it starts
+    with ray_session(config), _terminable() as stopped_by:  # Ray sets a handler of its own as it starts
         try:
             return run.go(begun)
-        except KeyboardInterrupt as stop:
+        except KeyboardInterrupt:
             failed = run.stop_all()
             console.say(f"stopped; go on with: stream-grpo train --resume {config.run_dir}")
-            if not isinstance(stop, Terminated):
+            if signal.SIGTERM not in stopped_by:
                 raise SystemExit(130) from None
+            # As service managers ask for it: to stop is what is wanted, and no error.
             raise SystemExit(int("learner" in failed)) from None
         except StreamGrpoError:
             run.stop_all()
             raise
-
-
-class Terminated(KeyboardInterrupt):
-    """A stop by SIGTERM, as service managers ask for it: to stop is what is wanted, and no error."""
 
 
 class TrainingRun:
@@ -338,18 +335,22 @@ def _read_scores(path: Path) -> list[ProblemScore]:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP stop a run in the same way, the first time; while it stops they have no effect."""
-    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def _terminable() -> Iterator[list[int]]:
+    """Ctrl-C, SIGTERM and SIGHUP stop a run in the same way, the first time; while it stops they have no effect.
+
+    Gives the signal that came. The exception alone cannot say: Ray raises another KeyboardInterrupt in its place.
+    """
+    stops, came = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), list[int]()
 
     def interrupt(number: int, frame: object) -> None:
         for name in stops:
             signal.signal(name, signal.SIG_IGN)
-        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        came.append(number)
+        raise KeyboardInterrupt
 
     earlier = {name: signal.signal(name, interrupt) for name in stops}
     try:
-        yield
+        yield came
     finally:
         for name, handler in earlier.items():
             signal.signal(name, handler)

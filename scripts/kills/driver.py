@@ -108,6 +108,12 @@ class Driver:
             if line["event"] == "step":
                 self.num_steps, self.step = self.num_steps + 1, line["step"]
 
+    def end_all(self) -> None:
+        """Leave no process behind, however the kills came out."""
+        if self._target.ended() is None:
+            processes.end([self._launcher])
+        processes.end(self._pids("all"))
+
     def wait_for_end(self) -> int:
         """Until the run has ended; its exit code. Raises ChaosError where it does not end in time."""
         deadline = time.monotonic() + self._target.patience_s
