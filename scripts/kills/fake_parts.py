@@ -100,8 +100,8 @@ class _Running:
 
     @property
     def is_done(self) -> bool:
-        # From 2 tokens to all of them, by the seed.
-        return len(self.ids) == 2 + self.request.seed % (self.request.max_new_tokens - 1)
+        # From 2 tokens on, by the seed.
+        return len(self.ids) == min(2 + self.request.seed % 5, self.request.max_new_tokens)
 
     def generation(self, end_reason: EndReason) -> Generation:
         return Generation(
@@ -137,6 +137,13 @@ class DigitEngine:
     def abort(self, request_ids: Iterable[str]) -> list[Generation]:
         found = [self._running.pop(name) for name in request_ids if name in self._running]
         return [running.generation(EndReason.ABORT) for running in found]
+
+    def progress(self, request_ids: Iterable[str]) -> list[Generation]:
+        found = [self._running[name] for name in request_ids if name in self._running]
+        return [running.generation(EndReason("partial")) for running in found]
+
+    def num_sampled(self, request_ids: Iterable[str]) -> int:
+        return sum(len(self._running[name].ids) for name in request_ids if name in self._running)
 
     def expected_tensors(self) -> dict[str, TensorSpec]:
         return {"w": TensorSpec((1,), "float32")}
