@@ -7,7 +7,7 @@ share one between processes, `service.CuratorService` puts it behind a socket an
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,10 +55,12 @@ class Curation:
         unseen_rate: float = 0.5,
         flush_outcomes: int = 512,
         seed: int = 0,
+        at_point: Callable[[str], None] = lambda name: None,
     ) -> None:
         """Become the pool's writer and rebuild the state from its outcomes.
 
-        Which groups are in flight is not part of that state: after a restart it is empty.
+        Which groups are in flight is not part of that state: after a restart it is empty. `at_point` is told of
+        `outcomes.flush` and `outcomes.flushed`, before and after outcomes are written, for tests of crashes there.
 
         Raises PoolError where outcomes are missing in the pool's table, or another process writes to it.
         """
@@ -68,6 +70,7 @@ class Curation:
         self._sharpness = sharpness
         self._flush_outcomes = flush_outcomes
         self._seed = seed
+        self._at_point = at_point
         ids = pool.problem_ids
         self._index = {problem_id: i for i, problem_id in enumerate(ids)}
         self._domains, domain_P = np.unique(np.array(pool.domains, dtype=np.str_), return_inverse=True)
@@ -194,7 +197,9 @@ class Curation:
         # An append that failed may have been committed all the same.
         self._pending = [outcome for outcome in self._pending if outcome.sequence > last]
         if self._pending:
+            self._at_point("outcomes.flush")
             self._pool.append_outcomes(outcomes_to_batch(self._pending))
+            self._at_point("outcomes.flushed")
             self._pending = []
         return self.position().durable_sequence
 

@@ -45,6 +45,8 @@ class Run(Section):
     """Every seed of the run is derived from this one."""
     num_steps: int = Field(100, ge=0)
     """Learner steps in all, those before a resume included."""
+    stop_timeout_s: float = Field(25.0, gt=0)
+    """What a stop by signal gives the processes, the learner's step in hand and its checkpoint included."""
 
 
 class Model(Section):

@@ -20,21 +20,28 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from stream_grpo import parts
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError, StreamGrpoError
+from stream_grpo.lifetime import become_part, children, end_with, is_alive
 
 BUILD_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 8.0
 STATUS_TIMEOUT_S = 5.0
+LOOK_S = 1.0
+"""How often Ray itself is looked at while a part is built."""
 SILENCE_S = 30.0
 """A part that has not answered for so long is named."""
 MIN_STOP_S = 0.3
 """What the last part to stop gets where others have used up the time."""
+RAY_PROGRAMS = ("gcs_server", "raylet")
+"""Of a local Ray. Without one of them the parts go on for a while, but none can be started again."""
 
 
 @ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)
 class Host:
     """One process of the run: builds its part, runs its loop, answers while it runs."""
 
-    def __init__(self, name: str, log_dir: Path) -> None:
+    def __init__(self, name: str, log_dir: Path, launcher: int) -> None:
+        # Ray ends the actors of a driver that died; not at once, and not where Ray died too.
+        end_with(launcher)
+        become_part(log_dir.parent)
         log = os.open(log_dir / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
@@ -77,6 +84,8 @@ class Placed:
     """Ray reference of its loop, while it runs."""
     is_wanted: bool = False
     """Whether its loop is to run as soon as it is built."""
+    is_given_up: bool = False
+    """Whether the run goes on without it."""
     address: str = ""
     pid: int = 0
     last_status: dict[str, Any] = field(default_factory=dict)
@@ -111,9 +120,12 @@ class Launcher:
         self._log_dir = config.run_dir / "logs"
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._parts: dict[str, Placed] = {}
+        self._ray: dict[str, int] = {}
+        """Process ids of the local Ray by program."""
 
     def place(self, name: str, kind: str, *, restarts: int = 0, **arguments: Any) -> None:
         """Start the process and let it build its part; `built` waits for that."""
+        self._ray = self._ray or children(RAY_PROGRAMS)
         self._parts[name] = Placed(name=name, kind=kind, arguments=arguments, restarts_left=restarts)
         self._start(self._parts[name])
 
@@ -125,7 +137,7 @@ class Launcher:
             runtime_env={"env_vars": resources.environment},
             # All parts speak over loopback.
             scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
-        ).remote(placed.name, self._log_dir)
+        ).remote(placed.name, self._log_dir, os.getpid())
         arguments = dict(placed.arguments)
         if placed.address:
             arguments["bind"] = placed.address  # peers find a restarted server where it was
@@ -134,14 +146,18 @@ class Launcher:
 
     def built(self, name: str) -> str:
         """Wait until a part is built; returns its address. Raises RunFailed, StallError."""
-        placed = self._parts[name]
+        placed, deadline = self._parts[name], time.monotonic() + BUILD_TIMEOUT_S
         while placed.building:
+            self._check_ray()
             try:
-                self._take_built(placed, ray.get(placed.building, timeout=BUILD_TIMEOUT_S))
+                self._take_built(placed, ray.get(placed.building, timeout=LOOK_S))
             except GetTimeoutError:
-                raise StallError(f"{name} was not ready within {BUILD_TIMEOUT_S:.0f} s; see {self._log_dir}") from None
+                if time.monotonic() > deadline:
+                    sentence = f"{name} was not ready within {BUILD_TIMEOUT_S:.0f} s; see {self._log_dir}"
+                    raise StallError(sentence) from None
             except RayError as error:
                 self._restart(placed, error)
+                deadline = time.monotonic() + BUILD_TIMEOUT_S
         return placed.address
 
     def _take_built(self, placed: Placed, facts: Mapping[str, Any]) -> None:
@@ -149,17 +165,19 @@ class Launcher:
 
     def run(self, *names: str) -> None:
         """Start the loops of parts that are built."""
-        for name in names:
-            self._parts[name].is_wanted = True
-            self._parts[name].running = self._parts[name].handle.run.remote()
+        for placed in (self._parts[name] for name in names):
+            if not placed.is_given_up:
+                placed.is_wanted = True
+                placed.running = placed.handle.run.remote()
 
     def supervise(self, *until: str, every_s: float, each_turn: Callable[[], None]) -> list[Any]:
         """Watch all parts until the loops of `until` have ended, and return what they returned; start again what dies.
 
-        Raises RunFailed when a part cannot be started again.
+        Raises RunFailed when a part cannot be started again, or the local Ray loses a process of its own.
         """
         results: dict[str, Any] = {}
         while results.keys() != set(until):
+            self._check_ray()
             watched = {placed.running or placed.building: placed for placed in self._parts.values()}
             watched.pop(None, None)  # built, and waiting for its turn
             ended, _ = ray.wait(list(watched), num_returns=1, timeout=every_s)
@@ -181,10 +199,23 @@ class Launcher:
                     raise RunFailed(f"{placed.name} ended before {' and '.join(until)} did")
         return [results[name] for name in until]
 
+    def _check_ray(self) -> None:
+        for program, pid in self._ray.items():
+            if not is_alive(pid):
+                raise RunFailed(
+                    f"Ray's {program} (process {pid}) died, so that no part can be started again; go on with: "
+                    f"stream-grpo train --resume {self._config.run_dir}"
+                )
+
     def _restart(self, placed: Placed, error: RayError) -> None:
+        self._check_ray()
         cause = self._explain(placed, error)
         # A part that raised has judged for itself; only a sampler's judgement is about itself alone.
         died = isinstance(error, RayActorError)
+        if placed.restarts_left == 0 and self._can_do_without(placed):
+            placed.building, placed.running, placed.asking, placed.is_given_up = None, None, None, True
+            self._say(f"{cause}; it has no restarts left, the other samplers go on without it")
+            return
         if placed.restarts_left == 0 or not (died or placed.kind == "sampler"):
             raise RunFailed("; ".join([cause, *self._silent_besides(placed)]))
         placed.restarts_left -= 1
@@ -193,6 +224,11 @@ class Launcher:
         placed.last_status, placed.asking, placed.is_named = {}, None, False
         kill(placed.handle)
         self._start(placed)
+
+    def _can_do_without(self, placed: Placed) -> bool:
+        """Whether it is a sampler and there are others: where one is left, its groups are made."""
+        samplers = [other for other in self._parts.values() if other.kind == "sampler" and not other.is_given_up]
+        return placed.kind == "sampler" and len(samplers) > 1
 
     def address(self, name: str) -> str:
         """Where others connect to a part."""
@@ -238,9 +274,13 @@ class Launcher:
         """The last account of every incarnation of a part, the present one included."""
         return [*self._parts[name].earlier, self.status(name)]
 
-    def stop(self, *names: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Ask the loops to end, in the order given, within one deadline for all; then end the processes."""
-        deadline = time.monotonic() + timeout_s
+    def stop(self, *names: str) -> list[str]:
+        """Ask the loops to end, in the order given, all within `run.stop_timeout_s`; then end the processes.
+
+        Returns the parts whose loops did not end, or ended with an error.
+        """
+        failed: list[str] = []
+        deadline = time.monotonic() + self._config.run.stop_timeout_s
         for name in names:
             placed = self._parts.pop(name, None)
             if placed is None:
@@ -249,18 +289,20 @@ class Launcher:
             try:
                 if placed.running:
                     ray.get(placed.handle.stop.remote(), timeout=left_s)
-                    if not ray.wait([placed.running], timeout=left_s)[0]:
-                        self._say(f"{name} did not end within {left_s:.1f} s and is killed")
+                    ray.get(placed.running, timeout=left_s)
             except GetTimeoutError:
-                self._say(f"{name} did not answer within {left_s:.1f} s and is killed")
+                failed.append(name)
+                self._say(f"{name} did not end within {left_s:.1f} s and is killed")
             except RayError as error:
-                self._say(f"{name}: {type(error).__name__} while stopping")
+                failed.append(name)
+                self._say(f"{self._explain(placed, error)} while stopping")
             kill(placed.handle)
+        return failed
 
-    def stop_all(self) -> None:
-        """Stop everything: the learner first, whose checkpoint the buffer must note; servers last."""
+    def stop_all(self) -> list[str]:
+        """Stop everything, as `stop` does: the learner first, whose checkpoint the buffer must note; servers last."""
         order = {"learner": 0, "sampler": 1, "evaluation": 1, "buffer": 2, "curator": 3}
-        self.stop(*sorted(self._parts, key=lambda name: order[self._parts[name].kind]))
+        return self.stop(*sorted(self._parts, key=lambda name: order[self._parts[name].kind]))
 
     def _explain(self, placed: Placed, error: RayError) -> str:
         log = self._log_dir / f"{placed.name}.log"

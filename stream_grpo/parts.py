@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from curator.schema import PROBLEM_SCHEMA, Problem, batch_from_bytes, problem_from_row
 from curator.wire import Client, Server
 from stream_grpo.config import Config
+from stream_grpo.failpoints import failpoint
 from stream_grpo.identity import MANIFEST_FILE
 from stream_grpo.model_folder import model_config, vocab_size
 from stream_grpo.sampler.environment import environment as sampler_environment
@@ -65,6 +66,7 @@ def build_curator(config: Config, bind: str = LOOPBACK) -> Part:
         Pool.open(config.run_dir / "pool"),
         group_size=config.sampler.group_size,
         seed=config.run.seed,
+        at_point=failpoint,
         **config.curator.model_dump(),
     )
     return CuratorService(curation, Server(bind))

@@ -26,6 +26,7 @@ from stream_grpo.identity import MANIFEST_FILE
 from stream_grpo.identity import differences as identity_differences
 from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_version, read_index
+from stream_grpo.lifetime import wait_for_parts
 from stream_grpo.model_folder import model_config, unusable, vocab_size
 from stream_grpo.parts import HELDOUT_FILE, INTERVAL_HELDOUT_FILE
 from stream_grpo.rewards.scoring import check_scores_alone, check_verifiers
@@ -105,7 +106,10 @@ def load_prompts(config: Config) -> Prompts:
 
 @contextmanager
 def held(run_dir: Path) -> Iterator[None]:
-    """Keep a run folder for this process. Raises ConfigError where it is none, or another process has it."""
+    """Keep a run folder for this process, once nothing of an earlier start lives.
+
+    Raises ConfigError where it is none, or another process has it; StallError where what is left does not end.
+    """
     if not (run_dir / "config.toml").exists():
         raise ConfigError(f"{run_dir}: no run there (no config.toml)")
     # The kernel drops the lock when its holder dies, however it dies.
@@ -114,6 +118,7 @@ def held(run_dir: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(f"{run_dir}: another process runs this run") from None
+        wait_for_parts(run_dir)
         yield
 
 
@@ -128,7 +133,13 @@ def _take_up(config: Config, say: Callable[[str], None]) -> None:
         raise ConfigError(f"{pool.path}: not the pool that this run began with")
     if now["model_sha256"] != manifest["model_sha256"]:
         raise ConfigError(f"{config.model.path}: not the model that this run began with")
-    for difference in differences(config, load_run(config.run_dir)):
+    begun = load_run(config.run_dir)
+    if config.pool.files != begun.pool.files:
+        raise ConfigError(
+            f"pool.files = {list(map(str, config.pool.files))}: a run keeps the pool that was imported when it began, "
+            f"from {list(map(str, begun.pool.files))}; leave it as it is, or begin another run"
+        )
+    for difference in differences(config, begun):
         say(f"changed: {difference}")
     newest = newest_version(config.run_dir / "checkpoints")
     after = resumed_manifest(manifest, now, from_step=newest.step if newest else 0)

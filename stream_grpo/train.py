@@ -17,7 +17,7 @@ from curator.wire import Client
 from stream_grpo.config import Config
 from stream_grpo.config_file import missing_files
 from stream_grpo.console import Console
-from stream_grpo.errors import ConfigError, StallError, StreamGrpoError
+from stream_grpo.errors import ConfigError, StreamGrpoError
 from stream_grpo.evaluation import HEADLINE, ProblemScore, as_dicts, paired_rise, summarize
 from stream_grpo.files import read_object, write_json
 from stream_grpo.launch import Launcher, ray_session
@@ -27,6 +27,7 @@ from stream_grpo.model_folder import unusable
 from stream_grpo.parts import Evaluation, evaluation_shares, sampler_names
 from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare, with_absolute_paths
 from stream_grpo.sampler.environment import environment
+from stream_grpo.stall import StallWatch, who_waits
 from stream_grpo.transport.channels import read_ledger
 
 POLL_S = 0.2
@@ -36,7 +37,8 @@ STATUS_EVERY_S = 2.0
 def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
     """Run it; returns what is also in `summary.json`.
 
-    Raises StreamGrpoError with the cause where it cannot go on, SystemExit(130) after Ctrl-C or SIGTERM.
+    Raises StreamGrpoError with the cause where it cannot go on; SystemExit after a stop by signal: 0 after SIGTERM,
+    where the learner has left a checkpoint of its last step, 130 after Ctrl-C and SIGHUP.
     """
     begun = time.time()
     config = with_absolute_paths(config)
@@ -68,13 +70,16 @@ def refuse_finished(config: Config) -> None:
 
 def _run(config: Config, begun: float, resume: bool, console: Console) -> dict[str, Any]:
     run = TrainingRun(config, console, resume=resume)
-    with ray_session(config), _terminable():  # Ray sets a handler of its own as it starts
+    with ray_session(config), _terminable() as stopped_by:  # Ray sets a handler of its own as it starts
         try:
             return run.go(begun)
         except KeyboardInterrupt:
-            run.stop_all()
+            failed = run.stop_all()
             console.say(f"stopped; go on with: stream-grpo train --resume {config.run_dir}")
-            raise SystemExit(130) from None
+            if signal.SIGTERM not in stopped_by:
+                raise SystemExit(130) from None
+            # As service managers ask for it: to stop is what is wanted, and no error.
+            raise SystemExit(int("learner" in failed)) from None
         except StreamGrpoError:
             run.stop_all()
             raise
@@ -92,7 +97,7 @@ class TrainingRun:
             self._note(line)
         self._metrics = MetricsLog(config.run_dir, "launcher")
         self._next_status_at = 0.0
-        self._seen, self._seen_at = "", time.monotonic()
+        self._stall = StallWatch(config.stream.stall_timeout_s)
         self._launcher = Launcher(config, console.say)
         self._samplers = sampler_names(config)
         self._wandb = WandbSink(
@@ -176,23 +181,16 @@ class TrainingRun:
         statuses = {name: self._launcher.status(name) for name in (*self._samplers, "buffer", "curator")}
         for name, status in statuses.items():
             self._metrics.write("status", {"part": name, **status})
-        self._launcher.status("learner")
-        self._watch(f"learner at step {self._ages.step}, buffer {statuses['buffer'].get('ledger')}")
+        statuses["learner"] = self._launcher.status("learner")
+        moved = f"learner at step {self._ages.step}, buffer {statuses['buffer'].get('ledger')}"
+        if sentence := self._stall.look(moved, [*who_waits(statuses), *self._launcher.silent()]):
+            self._console.say(sentence)
 
     def _note(self, line: Mapping[str, Any]) -> None:
         """Keep what the summary says of a line of metrics."""
         self._ages.add(line)
         if line["event"] == "evaluation":
             self._heldout_during.append(headline_of(line))
-
-    def _watch(self, seen: str) -> None:
-        """Raise StallError where neither step nor account has moved for twice the time after which a part gives up."""
-        now = time.monotonic()
-        if seen != self._seen:
-            self._seen, self._seen_at = seen, now
-        elif now - self._seen_at > 2 * self._config.stream.stall_timeout_s:
-            silent = "".join(f"; {sentence}" for sentence in self._launcher.silent())
-            raise StallError(f"nothing has moved for {now - self._seen_at:.0f} s: {seen}{silent}")
 
     def _end(self) -> dict[str, Any]:
         """Stop in order, and gather what the summary says of the loop."""
@@ -216,10 +214,11 @@ class TrainingRun:
             "model_dir": str(self._config.run_dir / "model"),
         }
 
-    def stop_all(self) -> None:
-        """Stop everything that runs, in order."""
-        self._launcher.stop_all()
+    def stop_all(self) -> list[str]:
+        """Stop everything that runs, in order; the parts that did not end by themselves."""
+        failed = self._launcher.stop_all()
         self._wandb.finish({})
+        return failed
 
     def _scores(self, scores: Sequence[ProblemScore]) -> dict[str, dict[str, Any]]:
         return as_dicts(summarize(scores, self._config.run.seed, self._config.evaluation.domains))
@@ -343,18 +342,22 @@ def _read_scores(path: Path) -> list[ProblemScore]:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP stop a run in the same way, the first time; while it stops they have no effect."""
-    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def _terminable() -> Iterator[list[int]]:
+    """Ctrl-C, SIGTERM and SIGHUP stop a run in the same way, the first time; while it stops they have no effect.
+
+    Gives the signal that came. The exception alone cannot say: Ray raises another KeyboardInterrupt in its place.
+    """
+    stops, came = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), list[int]()
 
     def interrupt(number: int, frame: object) -> None:
         for name in stops:
             signal.signal(name, signal.SIG_IGN)
+        came.append(number)
         raise KeyboardInterrupt
 
     earlier = {name: signal.signal(name, interrupt) for name in stops}
     try:
-        yield
+        yield came
     finally:
         for name, handler in earlier.items():
             signal.signal(name, handler)

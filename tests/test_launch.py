@@ -1,5 +1,6 @@
-"""A part that does not answer is named: by the console once, and by the error that ends the run."""
+"""A part that does not answer is named; one that dies for good ends the run, unless others do the same work."""
 
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
+from stream_grpo import launch
 from stream_grpo.config_file import parse
 from stream_grpo.launch import SILENCE_S, Launcher, Placed, RunFailed
 
@@ -17,7 +19,7 @@ class FakeHandle:
 
     def __init__(self) -> None:
         self.num_asked = 0
-        self.status = self
+        self.status = self.run = self
 
     def remote(self) -> int:
         self.num_asked += 1
@@ -99,3 +101,53 @@ def test_an_error_that_ends_the_run_names_who_else_does_not_answer(
     now[0] += 20
     with pytest.raises(RunFailed, match=r"learner died .*; sampler-0 \(process 11\) has not answered for 20 s"):
         launcher._restart(launcher._parts["learner"], RayActorError())
+
+
+def add_sampler(launcher: Launcher, name: str) -> None:
+    placed = Placed(name=name, kind="sampler", arguments={}, restarts_left=0, pid=13)
+    placed.handle, placed.running = FakeHandle(), object()
+    launcher._parts[name] = placed
+
+
+def test_report_c28_with_one_of_two_samplers_dead_for_good_the_run_goes_on_and_says_so(
+    launcher: Launcher, said: list[str]
+) -> None:
+    add_sampler(launcher, "sampler-1")
+    launcher._restart(launcher._parts["sampler-0"], RayActorError())
+    assert len(said) == 1
+    assert said[0].startswith("sampler-0 died (process 11; log: ")
+    assert said[0].endswith("; it has no restarts left, the other samplers go on without it")
+    launcher.run("sampler-0", "sampler-1")  # as `train` does with all of them
+    assert launcher._parts["sampler-0"].running is None
+    assert launcher.status("sampler-0") == {}
+    # The next one to die for good is the last.
+    with pytest.raises(RunFailed, match=r"sampler-1 died \(process 13"):
+        launcher._restart(launcher._parts["sampler-1"], RayActorError())
+
+
+def test_report_c28_with_the_last_sampler_dead_for_good_the_run_ends_with_the_cause(
+    launcher: Launcher, said: list[str]
+) -> None:
+    with pytest.raises(RunFailed, match=r"sampler-0 died \(process 11; log: .*sampler-0\.log\)"):
+        launcher._restart(launcher._parts["sampler-0"], RayActorError())
+
+
+def test_report_c23_whoever_dies_is_named_with_its_process_and_started_again(
+    launcher: Launcher, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(launcher, "_start", lambda placed: started.append(placed.name))
+    monkeypatch.setattr(launch, "kill", lambda handle: None)
+    launcher._parts["sampler-0"].restarts_left = 2
+    launcher._restart(launcher._parts["sampler-0"], RayActorError())
+    assert started == ["sampler-0"]
+    assert said[0].startswith("sampler-0 died (process 11; log: ")
+    assert said[0].endswith("; starting it again (1 restarts left)")
+
+
+def test_a_ray_that_lost_a_process_of_its_own_ends_the_run(launcher: Launcher) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    launcher._ray = {"gcs_server": gone.pid}
+    with pytest.raises(RunFailed, match=rf"Ray's gcs_server \(process {gone.pid}\) died, .*; go on with: .*--resume "):
+        launcher.supervise("learner", 0.1, lambda: None)

@@ -135,6 +135,30 @@ def test_a_resume_with_another_model_is_refused(tmp_path: Path, model_dir: Path)
         prepare(config, resume=True, say=lambda line: None)
 
 
+def test_report_c36_another_pool_is_refused_on_resume(tmp_path: Path, model_dir: Path) -> None:
+    """Neither other files nor another pool in the place of the run's own is taken up without a word."""
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+    other = write_rows(tmp_path / "other.jsonl", [(a, 40) for a in range(10, 13)], domain="add-2")
+    with pytest.raises(ConfigError, match=r"pool\.files = .*other\.jsonl.*: a run keeps the pool that was imported"):
+        prepare(load_run(config.run_dir, [f'pool.files=["{other}"]']), resume=True, say=lambda line: None)
+    shutil.rmtree(config.run_dir / "pool")
+    Pool.create(config.run_dir / "pool", [*heldout_problems(config)]).close()
+    with pytest.raises(ConfigError, match="not the pool that this run began with"):
+        prepare(load_run(config.run_dir), resume=True, say=lambda line: None)
+
+
+def test_report_c36_the_subset_is_the_same_after_a_resume_without_a_seed_being_given(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    """3 of 4 held-out problems are drawn; what was drawn, and with which seed, is in the run's folder."""
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+    before = heldout_problems(config)
+    resumed = load_run(config.run_dir)
+    prepare(resumed, resume=True, say=lambda line: None)
+    assert heldout_problems(resumed) == before
+    assert resumed.run.seed == json.loads((config.run_dir / "manifest.json").read_text())["seed"]
+
+
 def test_prompts_that_do_not_fit_are_named_and_too_many_are_refused(tmp_path: Path, model_dir: Path) -> None:
     said: list[str] = []
     # 64 tokens are left for a prompt; this one has 35 + 1 + 35 + 1.

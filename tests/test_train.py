@@ -1,12 +1,18 @@
 """The figures at the end of a run, by hand."""
 
+import os
+import signal
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stream_grpo import train as training
 from stream_grpo.config import Config
 from stream_grpo.config_file import parse
-from stream_grpo.errors import ConfigError
+from stream_grpo.console import Console
+from stream_grpo.errors import ConfigError, StallError
 from stream_grpo.files import write_json
 from stream_grpo.learner.checkpoint import write_checkpoint
 from stream_grpo.train import AgeAccount, _account, _loop_facts, headline_of, refuse_finished
@@ -109,3 +115,66 @@ def test_an_evaluation_is_summed_up_by_its_headline() -> None:
     row = {"pass_at_1": 0.5, "low": 0.25, "high": 0.75, "num_problems": 8}
     line = {"event": "evaluation", "branch": 1, "step": 50, "heldout": {"add-2": {**row, "low": 0.0}, "headline": row}}
     assert headline_of(line) == {"branch": 1, "step": 50, **row}
+
+
+class FakeRun:
+    """A run that a signal reaches, and that stops as it is told."""
+
+    number: signal.Signals | None = signal.SIGTERM
+    failed: list[str] = []  # noqa: RUF012
+    stopped: list[str] = []  # noqa: RUF012
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def go(self, begun: float) -> dict[str, Any]:
+        if self.number is None:
+            raise StallError("no batch for step 8")
+        os.kill(os.getpid(), self.number)
+        raise AssertionError("the signal did not interrupt")
+
+    def stop_all(self) -> list[str]:
+        self.stopped.append("all")
+        return self.failed
+
+
+@pytest.fixture
+def fake_run(monkeypatch: pytest.MonkeyPatch) -> type[FakeRun]:
+    class Fresh(FakeRun):
+        stopped: list[str] = []  # noqa: RUF012
+
+    monkeypatch.setattr(training, "TrainingRun", Fresh)
+    monkeypatch.setattr(training, "ray_session", lambda config: nullcontext())
+    return Fresh
+
+
+@pytest.mark.parametrize(
+    ("number", "failed", "code"),
+    [
+        (signal.SIGTERM, [], 0),
+        (signal.SIGTERM, ["sampler-0"], 0),  # its groups are in the buffer
+        (signal.SIGTERM, ["learner"], 1),  # it has left no checkpoint of its last steps
+        (signal.SIGINT, [], 130),
+        (signal.SIGHUP, [], 130),
+    ],
+)
+def test_a_signal_stops_everything_in_order_and_has_its_exit_code(
+    tmp_path: Path, fake_run: type[FakeRun], number: signal.Signals, failed: list[str], code: int
+) -> None:
+    fake_run.number, fake_run.failed = number, failed
+    config = parse({"model": {"path": "m"}, "run": {"root": str(tmp_path)}}, "test")
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as ended:
+        training._run(config, 0.0, False, Console())
+    assert int(ended.value.code or 0) == code
+    assert fake_run.stopped == ["all"]
+    assert signal.getsignal(number) == before
+
+
+def test_report_c28_a_run_that_cannot_go_on_stops_its_learner_which_leaves_a_checkpoint(
+    tmp_path: Path, fake_run: type[FakeRun]
+) -> None:
+    fake_run.number = None
+    config = parse({"model": {"path": "m"}, "run": {"root": str(tmp_path)}}, "test")
+    with pytest.raises(StallError, match="no batch for step 8"):
+        training._run(config, 0.0, False, Console())
+    assert fake_run.stopped == ["all"]

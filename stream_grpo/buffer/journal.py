@@ -21,6 +21,7 @@ from pathlib import Path
 from stream_grpo.buffer.recovery import check_schema, commits, count_messages
 from stream_grpo.buffer.transitions import TRANSITION_SCHEMA, Location, Transition, encode_transitions
 from stream_grpo.errors import JournalError
+from stream_grpo.failpoints import failpoint
 from stream_grpo.files import sync
 from stream_grpo.transport.codec import GROUP_SCHEMA
 
@@ -233,6 +234,7 @@ class Journal:
         try:
             if self._records:
                 self._write_records()
+                failpoint("journal.segment_written")
             self._log.append(encode_transitions(self._rows))
         except OSError as error:
             self._broken = (
@@ -240,6 +242,7 @@ class Journal:
                 f"acknowledged, what was acknowledged is on disk"
             )
             raise JournalError(self._broken) from error
+        failpoint("journal.log_written")
         self._rows.clear()
         self._records.clear()
         self._roll()

@@ -27,6 +27,7 @@ from stream_grpo.buffer.status import account, figures
 from stream_grpo.buffer.tickets import block_size
 from stream_grpo.config import Buffer, Stream
 from stream_grpo.errors import LedgerError
+from stream_grpo.failpoints import failpoint
 from stream_grpo.transport.channels import ticket_fields
 
 TICKETS_WAIT_S = 0.5
@@ -122,7 +123,7 @@ class BufferProcess:
             "checkpointed": self._checkpointed,
             "ledger": self._ledger,
         }
-        self._unsent: list[Callable[[], None]] = []
+        self._unsent: list[tuple[str, Callable[[], None]]] = []
         self._waiting: list[_Waiting] = []
         self._seen_state = _NONE_SEEN
         self._pending_since: float | None = None
@@ -190,7 +191,7 @@ class BufferProcess:
         # A batch is large and the same for a repeat, so it need not be remembered.
         send = partial(self._server.reply, request, kind, fields, body, remember=kind != "batch")
         if self._journal.has_pending:
-            self._unsent.append(send)
+            self._unsent.append((kind, send))
         else:
             send()
 
@@ -212,7 +213,8 @@ class BufferProcess:
         self._pending_since = None
         self._book.outbox.committed()
         unsent, self._unsent = self._unsent, []
-        for send in unsent:
+        for kind, send in unsent:
+            failpoint(f"answer.{kind}")
             send()
 
     def _hold(self, waiting: _Waiting) -> None:

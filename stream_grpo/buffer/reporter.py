@@ -7,6 +7,7 @@ import logging
 from curator.client import Curator, Positioned, Refused, Reported
 from stream_grpo.buffer.outcomes import Outbox
 from stream_grpo.buffer.stock import Reader
+from stream_grpo.failpoints import failpoint
 
 _POSITION_EVERY_S = 1.0
 _log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Reporter:
             outbox.ask_again()
         outgoing = outbox.next_message(self._read) if self._curator.has_credit else None
         if outgoing and outgoing.outcomes:
+            failpoint("outcomes.report")
             self._curator.post_report(outgoing.outcomes)
         elif outgoing:
             self._curator.post_position()

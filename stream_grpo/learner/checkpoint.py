@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stream_grpo.errors import CheckpointError
+from stream_grpo.failpoints import failpoint
 from stream_grpo.files import read_object, sha256, sync, write_json, write_synced
 from stream_grpo.types import PolicyVersion
 
@@ -49,6 +50,7 @@ def write_checkpoint(root: Path, version: PolicyVersion, write: Callable[[Path],
     shutil.rmtree(hidden, ignore_errors=True)
     hidden.mkdir()
     write(hidden)
+    failpoint("checkpoint.writing")
     manifest = {
         "schema": SCHEMA,
         "branch": version.branch,
@@ -60,8 +62,10 @@ def write_checkpoint(root: Path, version: PolicyVersion, write: Callable[[Path],
         sync(folder)
     # Before the rename: what is visible is always in the index.
     write_json(root / INDEX, read_index(root) | {place.name: sha256(hidden / MANIFEST)})
+    failpoint("checkpoint.renaming")
     hidden.rename(place)
     sync(root)
+    failpoint("checkpoint.renamed")
     return place
 
 
@@ -73,7 +77,8 @@ def newest_complete(root: Path) -> tuple[Path | None, list[str]]:
     """
     read_index(root)
     warnings = [
-        f"{path.name}: writing was interrupted; not used, not removed" for path in sorted(root.glob(".*.partial"))
+        f"{path.name}: writing was interrupted; not used, removed after the next checkpoint"
+        for path in sorted(root.glob(".*.partial"))
     ]
     for path in _newest_first(root):
         try:
@@ -102,18 +107,19 @@ def verify(path: Path) -> Checkpoint:
 
 
 def prune(root: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` complete checkpoints and return the folders removed.
+    """Remove all but the newest `keep` complete checkpoints, and return these; and what a kill left half written.
 
-    Complete means here: every file present with its size; hashes are left to `verify`, since they would cost a read
-    of everything kept. Damaged checkpoints neither count nor go.
+    Only for the writer, between two checkpoints: whatever is hidden then is nobody's. Complete means here: every file
+    present with its size; hashes are left to `verify`, since they would cost a read of everything kept. Damaged
+    checkpoints neither count nor go.
     """
     if keep < 1:
         raise ValueError(f"keep {keep}: expected 1 or more")
     removed = [path for path in _newest_first(root) if _is_complete(path)][keep:]
     for path in removed:
         # Hidden first: a removal cut short must not look like a damaged checkpoint.
-        hidden = path.with_name(f".{path.name}.removed")
-        path.rename(hidden)
+        path.rename(path.with_name(f".{path.name}.removed"))
+    for hidden in root.glob(".checkpoint-*"):
         shutil.rmtree(hidden)
     gone = {path.name for path in removed}
     write_json(root / INDEX, {name: digest for name, digest in read_index(root).items() if name not in gone})

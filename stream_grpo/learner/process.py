@@ -12,6 +12,7 @@ import numpy as np
 from curator.wire import WireError
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError
+from stream_grpo.failpoints import failpoint
 from stream_grpo.learner.batching import Sampled, TrainBatch, make_train_batch, with_shuffled_rewards
 from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_complete, oldest_kept, prune, verify, write_checkpoint
@@ -53,6 +54,7 @@ class LearnerProcess:
         self._ledger: Mapping[str, Any] = {}
         self._age_max = self._age_sum = self._num_trained = 0
         self._busy_s = self._waited_s = self._last_step_at = 0.0
+        self._waits_for: list[str] = []
 
     def run(self, stop: Event) -> None:
         """Train until the last step or until told to stop; either way a checkpoint is left."""
@@ -94,12 +96,14 @@ class LearnerProcess:
                 waited_s = self._clock() - begun
                 if waited_s > self._config.stream.stall_timeout_s and not lease.groups:
                     raise StallError(f"no batch for step {self._version.step + 1} in {waited_s:.0f} s: {lease.cause}")
+                if not lease.groups:
+                    self._waits_for = [f"the batch of step {self._version.step + 1} ({waited_s:.0f} s): {lease.cause}"]
             except (StallError, WireError):
                 # All that was trained is known to the buffer: here, and only here, a checkpoint agrees with it.
                 self._checkpoint()
                 raise
             if lease.groups:
-                self._waited_s = waited_s
+                self._waited_s, self._waits_for = waited_s, []
                 return lease
         return None
 
@@ -113,6 +117,7 @@ class LearnerProcess:
         tokens = {group.group_id: _tokens_by_fate(group, self._is_trained) for group in lease.groups}
         self._version = PolicyVersion(self._version.branch, self._version.step + 1)
         self._last_step_at = self._clock()
+        failpoint("learner.stepped")
         self._ledger = self._channel.trained(self._version, [group.group_id for group in lease.groups], tokens)
         self._age_max = max(self._age_max, *lease.ages)
         self._age_sum += sum(lease.ages)
@@ -215,6 +220,7 @@ class LearnerProcess:
             "age_mean": self._age_sum / self._num_trained if self._num_trained else 0.0,
             "num_trained": self._num_trained,
             "ledger": dict(self._ledger),
+            "waits_for": self._waits_for,
         }
 
 

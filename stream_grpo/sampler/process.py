@@ -13,6 +13,7 @@ from curator.schema import Pick
 from curator.wire import RemoteError
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError
+from stream_grpo.failpoints import failpoint
 from stream_grpo.rewards.gathering import Place
 from stream_grpo.rewards.scoring import Scoring, scoring_version
 from stream_grpo.rewards.shaping import shaped_group
@@ -136,7 +137,13 @@ class SamplerProcess:
             "num_groups_in_progress": len(self._groups),
             "num_groups_expired": self._num_expired,
             "num_prompts_refused": self._num_refused,
+            "waits_for": self._waits_for(),
         }
+
+    def _waits_for(self) -> list[str]:
+        now = self._timer()
+        waits = [f"{whom} ({now - since:.0f} s)" for whom, since in self._waits.copy().items()]
+        return [*waits, f"tickets: {self._buffer.cause}"] if self._buffer.cause else waits
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
@@ -154,6 +161,7 @@ class SamplerProcess:
             self._heldout.published(newest)
         elif newest is not None and newest != self._updater.version:
             published = self._subscriber.read(newest, self._engine.expected_tensors())
+            failpoint("sampler.weights_read")
             in_flight = [request for group in self._groups.values() for request in group.unfinished]
             proved_s = self._updater.prove_s
             self._updater.update(published, in_flight)

@@ -60,6 +60,8 @@ class SamplerChannel:
         self._tickets_asked: str | None = None
         self._inserts: dict[str, str] = {}
         self._evaluation_sent: str | None = None
+        self.cause = ""
+        """Why the buffer gave no tickets when it was last asked; empty where it did."""
 
     def hello(self, timeout_s: float = 30.0) -> None:
         """Announce a new incarnation: tickets of an earlier one under this name are issued again, to anyone."""
@@ -117,7 +119,7 @@ class SamplerChannel:
             if answer.kind == ERROR:
                 raise RemoteError(f"buffer: {answer.fields['reason']}")
             if answer.id == self._tickets_asked:
-                self._tickets_asked = None
+                self._tickets_asked, self.cause = None, answer.fields["cause"]
                 tickets += [Ticket(**fields) for fields in answer.fields["tickets"]]
             elif answer.id == self._evaluation_sent:
                 self._evaluation_sent = None

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save
 
 from stream_grpo.errors import WeightsError
+from stream_grpo.failpoints import failpoint
 from stream_grpo.files import replace_with, sync, write_synced
 from stream_grpo.types import Forks, PolicyVersion
 from stream_grpo.weights.manifest import (
@@ -87,10 +88,12 @@ class Publisher:
         write_synced(unfinished / TENSORS_FILE, data)
         write_synced(unfinished / MANIFEST_FILE, to_json(manifest).encode())
         sync(unfinished)
+        failpoint("publish.renaming")
         unfinished.rename(self._directory / name)
         sync(self._directory)
 
     def _point_to(self, version: PolicyVersion) -> None:
+        failpoint("publish.pointing")
         replace_with(self._directory / LATEST_FILE, folder_name(version).encode())
 
     def _prune(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +100,12 @@ class Live:
 
     def interrupt(self) -> None:
         os.killpg(self._process.pid, signal.SIGINT)
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self._process.pid).children()
+
+    def terminate(self) -> None:
+        os.kill(self._process.pid, signal.SIGTERM)
 
     def end(self, timeout_s: float) -> tuple[int, str]:
         output, _ = self._process.communicate(timeout=timeout_s)

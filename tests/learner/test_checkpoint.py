@@ -48,6 +48,7 @@ def test_nothing_there_is_no_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "extra", "manifest", "no manifest", "renamed"])
 def test_a_damaged_newest_is_passed_over_named_and_kept(tmp_path: Path, damage: str) -> None:
+    """Report C35: checkpoint 10 is taken, with a warning that names 20, which is set aside and not deleted."""
     sound, broken = checkpoint(tmp_path, 10), checkpoint(tmp_path, 20)
     weights, manifest = broken / "engine" / "weights.pt", broken / "manifest.json"
     if damage == "truncated":
@@ -76,6 +77,7 @@ def test_a_damaged_newest_is_passed_over_named_and_kept(tmp_path: Path, damage: 
 
 
 def test_a_writer_that_dies_leaves_the_older_one_and_is_named(tmp_path: Path) -> None:
+    """Report C35: writing is atomic, and may be done again."""
     sound = checkpoint(tmp_path, 10)
 
     def die(folder: Path) -> None:
@@ -120,6 +122,15 @@ def test_prune_keeps_the_newest_complete_and_every_damaged_one(tmp_path: Path) -
     assert sorted(p.name for p in tmp_path.glob("check*")) == ["checkpoint-0.20", "checkpoint-0.30", "checkpoint-0.40"]
     with pytest.raises(ValueError, match="expected 1 or more"):
         prune(tmp_path, 0)
+
+
+def test_what_kills_leave_half_written_does_not_fill_the_disk(tmp_path: Path) -> None:
+    for name in (".checkpoint-0.10.partial", ".checkpoint-1.10.partial", ".checkpoint-0.5.removed"):
+        (tmp_path / name).mkdir()
+        write_weights(tmp_path / name)
+    checkpoint(tmp_path, 20)
+    assert prune(tmp_path, 1) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-0.20", "index.json"]
 
 
 @pytest.mark.parametrize("text", ["", '{"checkpoint-0.10": "', "[]"])

@@ -1,0 +1,1 @@
+"""Kills a run on purpose, again and again, and recounts what is left of it."""
