@@ -12,6 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
+OFFLINE_PASS_RATE = "offline_pass_rate"
+"""Key of a problem's `extra`: the share of passes, 0 to 1, that somebody measured before; a prior of its difficulty."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
