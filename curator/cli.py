@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from curator.console import Advance, agreed, check_asking, errors, progress, say, scratch, settings
 from curator.errors import CuratorError
 
 if TYPE_CHECKING:
@@ -89,8 +84,8 @@ def import_problems(
     report_file: ReportFile = None,
 ) -> None:
     """Make a pool of files as people have them, or of a generator. The report comes first, then the question."""
-    with _errors():
-        _check_asking(dry_run, yes, as_json)
+    with errors():
+        check_asking(dry_run, yes, as_json)
         from curator.ingest.importer import ImportPlan, prepare
         from curator.ingest.pass_rate import parse_pass_rate
         from curator.ingest.reasoning_gym import reasoning_gym_source
@@ -107,14 +102,15 @@ def import_problems(
             raise CuratorError("--max-prompt-tokens: tokens are counted with --tokenizer FOLDER")
         if pass_rate is None and (pass_rate_scale or pass_rate_of):
             raise CuratorError("--pass-rate-scale and --pass-rate-of: say of which column with --pass-rate COLUMN")
-        reader = RowReader(
-            default_verifier=verifier,
-            mapping=_pairs("--map", mapping),
-            verifier_names=_pairs("--rename-verifier", rename_verifier),
-            pass_rate=None if pass_rate is None else parse_pass_rate(pass_rate, pass_rate_scale, pass_rate_of),
-        )
-        cleaning = _cleaning(exact, near, semantic, embedding, any_numbers, heldout_near, heldout_words)
-        with _progress() as advance, _scratch(pool, dry_run) as folder:
+        with settings():
+            reader = RowReader(
+                default_verifier=verifier,
+                mapping=_pairs("--map", mapping),
+                verifier_names=_pairs("--rename-verifier", rename_verifier),
+                pass_rate=None if pass_rate is None else parse_pass_rate(pass_rate, pass_rate_scale, pass_rate_of),
+            )
+            cleaning = _cleaning(exact, near, semantic, embedding, any_numbers, heldout_near, heldout_words)
+        with progress() as advance, scratch(None if dry_run else pool) as folder:
             if reasoning_gym is not None:
                 sources = [
                     reasoning_gym_source(reasoning_gym, seed=seed, size=size, config=_object("--config", config))
@@ -131,14 +127,14 @@ def import_problems(
                 max_prompt_tokens=max_prompt_tokens,
             )
             prepared = prepare(plan, folder, lambda text: advance(0, text))
-            _show(prepared.report, as_json, report_file, {})
+            _show(prepared.report, as_json, report_file)
             check_conflicts(prepared.report)
             check_refused_share(prepared.report, max_refused_share)
-            if dry_run or not _agreed(yes, f"write {prepared.report.num_kept} problems to {pool}?"):
+            if dry_run or not agreed(yes, f"write {prepared.report.num_kept} problems to {pool}?"):
                 return
             advance(0, "writing")
             Pool.create_from_batches(pool, prepared.batches())
-            _say(f"{pool}: {prepared.report.num_kept} problems")
+            say(f"{pool}: {prepared.report.num_kept} problems")
 
 
 @app.command()
@@ -161,24 +157,25 @@ def clean(
     report_file: ReportFile = None,
 ) -> None:
     """Remove from a pool what it holds twice or what is held out, as a new version of its table."""
-    with _errors():
-        _check_asking(dry_run, yes, as_json)
+    with errors():
+        check_asking(dry_run, yes, as_json)
         from curator.ingest.importer import clean_pool
         from curator.ingest.rows import RowReader
         from curator.pool import Pool
 
-        cleaning = _cleaning(exact, near, semantic, embedding, any_numbers, heldout_near, heldout_words)
-        opened = Pool.open(pool)
-        with tempfile.TemporaryDirectory() as folder:
+        with settings():
+            cleaning = _cleaning(exact, near, semantic, embedding, any_numbers, heldout_near, heldout_words)
             reader = RowReader(mapping=_pairs("--map", mapping))
-            report = clean_pool(opened.problem_batches(), cleaning, heldout or [], reader, Path(folder))
-        _show(report, as_json, report_file, {})
-        if dry_run or not report.removed or not _agreed(yes, f"remove {len(report.removed)} problems from {pool}?"):
+        opened = Pool.open(pool)
+        with scratch(None) as folder:
+            report = clean_pool(opened.problem_batches(), cleaning, heldout or [], reader, folder)
+        _show(report, as_json, report_file)
+        if dry_run or not report.removed or not agreed(yes, f"remove {len(report.removed)} problems from {pool}?"):
             return
         before = opened.version
         opened.remove([removed.problem_id for removed in report.removed])
         opened.close()
-        _say(f"{pool}: {report.num_kept} problems, version {opened.version}; version {before} is as before")
+        say(f"{pool}: {report.num_kept} problems, version {opened.version}; version {before} is as before")
 
 
 @app.command()
@@ -189,7 +186,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a problem with its history, or without an id the pool in figures."""
-    with _errors():
+    with errors():
         from curator.pool import Pool
         from curator.show import pool_in_figures, problem_with_history
 
@@ -208,7 +205,7 @@ def export(
     version: Annotated[int | None, typer.Option(help="The problems as they were in this version.")] = None,
 ) -> None:
     """Write a pool's problems, or its outcomes, to a file; import reads the problems back."""
-    with _errors():
+    with errors():
         from curator.export import export_outcomes, export_problems
         from curator.pool import Pool
 
@@ -217,7 +214,7 @@ def export(
             num_rows = export_outcomes(opened.outcomes(), file)
         else:
             num_rows = export_problems(opened.problem_batches(), file)
-        _say(f"{file}: {num_rows} rows")
+        say(f"{file}: {num_rows} rows")
 
 
 @app.command()
@@ -227,7 +224,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Say in what two pools differ: ids of one alone, other content. Exit code 0 where in nothing, else 1."""
-    with _errors():
+    with errors():
         from curator.compare import compare
         from curator.pool import Pool
 
@@ -240,7 +237,7 @@ def diff(
 @app.command()
 def compact(pool: PoolArgument, keep_minutes: Annotated[float, typer.Option(min=0)] = 10) -> None:
     """Rewrite a pool's tables in few files, and drop versions older than this. No process may be using it."""
-    with _errors():
+    with errors():
         from datetime import timedelta
 
         from curator.pool import Pool
@@ -248,12 +245,7 @@ def compact(pool: PoolArgument, keep_minutes: Annotated[float, typer.Option(min=
         opened = Pool.open(pool)
         opened.compact(timedelta(minutes=keep_minutes))
         opened.close()
-        _say(f"{pool}: versions kept: {', '.join(map(str, opened.versions()))}")
-
-
-Advance = Callable[..., None]
-PROGRESS_EVERY_S = 0.1
-"""Rows are read faster than a bar can be drawn."""
+        say(f"{pool}: versions kept: {', '.join(map(str, opened.versions()))}")
 
 
 def _files(files: Sequence[Path], drop: Sequence[str], advance: Advance) -> Iterator[Source]:
@@ -318,84 +310,10 @@ def _object(option: str, text: str | None) -> dict[str, Any]:
     return value
 
 
-def _check_asking(dry_run: bool, yes: bool, as_json: bool) -> None:
-    if not (dry_run or yes) and (as_json or not sys.stdin.isatty()):
-        raise CuratorError("nobody is there to be asked: choose --dry-run to report alone, or --yes to write")
-
-
-def _agreed(yes: bool, question: str) -> bool:
-    return yes or typer.confirm(question, err=True)
-
-
-def _show(report: ImportReport, as_json: bool, report_file: Path | None, more: dict[str, Any]) -> None:
+def _show(report: ImportReport, as_json: bool, report_file: Path | None) -> None:
     if report_file is not None:
         report_file.write_text(json.dumps(report.as_plain(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(report.as_plain(), ensure_ascii=False) if as_json else report.text())
-
-
-def _say(text: str) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
-
-
-@contextmanager
-def _scratch(pool: Path, dry_run: bool) -> Iterator[Path]:
-    """A folder for staged problems: on the pool's own disk, unless that is not to be written to."""
-    if not dry_run:
-        pool.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=None if dry_run else pool.parent, prefix=f".{pool.name}.staging-") as folder:
-        yield Path(folder)
-
-
-@contextmanager
-def _progress() -> Iterator[Advance]:
-    """A bar on the error stream, where that is a terminal."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-    task = progress.add_task("reading", total=None)
-    waiting, shown_at = 0, 0.0
-
-    def advance(amount: int, what: str, total: int | None = None) -> None:
-        nonlocal waiting, shown_at
-        waiting += amount
-        if amount and time.monotonic() < shown_at + PROGRESS_EVERY_S:
-            return
-        shown_at = time.monotonic()
-        if amount == 0:
-            # What follows has no length that is known; a question must not be drawn over.
-            progress.stop()
-            _say(what)
-            return
-        if not progress.live.is_started and not progress.finished:
-            progress.start()
-        progress.update(task, description=what, advance=waiting, total=total)
-        waiting = 0
-
-    try:
-        yield advance
-    finally:
-        progress.stop()
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Show what a user can act on as one message, not as a traceback; exit code 2."""
-    try:
-        yield
-    except (CuratorError, ValueError) as error:
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
-        console.print("error:", style="bold red", end=" ")
-        console.print(str(error), markup=False)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        _say("interrupted")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

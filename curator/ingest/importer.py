@@ -63,6 +63,7 @@ def prepare(plan: ImportPlan, folder: Path, say: Callable[[str], None] = lambda 
     staging = Staging(folder / "problems.arrow")
     staging.write(reading)
     keep = reading.settle(lambda index: str(staging.rows([index])[index]["problem_id"]))
+    say(f"{report.num_rows} rows read")
     heldout, places = read_heldout(plan.heldout, plan.reader)
     if heldout or plan.cleaning.is_within_pool:
         say("comparing the problems with one another" + (" and with the held-out ones" if heldout else ""))

@@ -1,7 +1,7 @@
 """The layouts of public pools, recognised by their columns, and the rows that their authors mark as not to be used.
 
-What is read from which column is the same for all layouts (`rows.COLUMNS`); a layout is a name for the report, so that
-whoever imports sees whether the file was taken for what it is.
+What is read from which column is the same for all layouts (`fields.COLUMNS`); a layout is a name for the report, so
+that whoever imports sees whether the file was taken for what it is.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def lookup(row: Mapping[str, Any], column: str) -> Any:
     if column in row:
         return row[column]
     name, dot, inner = column.partition(".")
-    value = row.get(name) if dot else None
+    value: Any = row.get(name) if dot else None
     if isinstance(value, list):
         value = dict(zip(map(str, range(len(value))), value, strict=True)) if inner else None
     return lookup(value, inner) if isinstance(value, Mapping) else MISSING

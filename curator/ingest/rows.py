@@ -1,8 +1,4 @@
-"""One row of a data set becomes a Problem, or is refused with the reason.
-
-Which columns hold what is the table `COLUMNS`: for each field of a problem the columns looked for, in order, and how
-the value is read. The first column that is there and not null decides.
-"""
+"""One row of a data set becomes a Problem, or is refused with the reason. Which columns hold what: `fields.COLUMNS`."""
 
 from __future__ import annotations
 
@@ -10,83 +6,20 @@ import datetime
 import decimal
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from curator.errors import RowRefused
 from curator.ingest import columns as read
+from curator.ingest.fields import CONTINUED_BY, Table, name_of, with_mapping
 from curator.ingest.layouts import MISSING, POOL_FIELDS, lookup, marked_unusable
 from curator.ingest.pass_rate import PassRate
 from curator.schema import OFFLINE_PASS_RATE, Problem, problem_row
 
 _POOL_FIELDS = frozenset(POOL_FIELDS)
-Reader = Callable[[Any], Any]
-Table = Mapping[str, Mapping[str, Reader]]
-
-
-def _name(value: Any) -> str | None:
-    """Text or a whole number as a name, also alone in a list; None for all else, and the next column is looked at."""
-    if isinstance(value, list) and len(value) == 1:
-        return _name(value[0])
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        return None
-    return str(value).strip() or None
-
-
-def _first_name(value: Any) -> str | None:
-    """As `_name`, of a list the first: the broadest of several domains."""
-    return _name(value[0]) if isinstance(value, list) and value else _name(value)
-
-
-COLUMNS: Table = {
-    "prompt": {
-        "prompt": read.read_prompt,
-        "messages": read.read_conversation,
-        "source_prompt": read.read_conversation,
-        "conversations": read.read_turns,
-        "responses_create_params.input": read.read_prompt,
-        "problem": read.read_prompt,
-        "question": read.read_prompt,
-        "instruction": read.read_prompt,
-    },
-    "answer": {
-        "reward_model.ground_truth": read.read_ground_truth,
-        "ground_truth": read.read_ground_truth,
-        "answer": read.read_answer,
-        "final_answer": read.read_gold,
-        "expected_answer": read.read_gold,
-        "verification_info": read.read_check,
-        "tests": read.read_check,
-        "input_output": read.read_check,
-        "conversations": read.read_turns_gold,
-        "solution": read.read_solution,
-        "gold_standard_solution": read.read_solution,
-        "info": read.read_check,
-    },
-    "verifier": dict.fromkeys(
-        ("verifier", "dataset", "data_source", "task_type", "ability", "agent_ref", "agent_ref.name"), _name
-    ),
-    "problem_id": dict.fromkeys(("id", "problem_id", "uuid", "task_id"), _name),
-    "domain": dict.fromkeys(
-        ("domain", "ability", "topic", "info.domain", "problem_type", "task_type", "data_source"), _first_name
-    ),
-    "source": dict.fromkeys(("source", "data_source", "problem_source", "original_dataset"), _name),
-}
-"""Field of a problem -> columns in order -> reader. A dot looks inside an object."""
-
-MAPPED_READERS: Mapping[str, Reader] = {
-    "prompt": read.read_prompt,
-    "answer": read.read_answer,
-    "domain": _first_name,
-}
-"""Readers of columns that a mapping names; `_name` for the other fields."""
-
-FROM_CONTENT = "(content)"
-"""The mapping of `problem_id` that makes ids of prompt and gold, whatever columns there are."""
-
-CONTINUED_BY = {"instruction": "input"}
-"""Columns of prompts that go on in another one."""
+MAX_SHAPES = 1000
+"""Sets of columns for which is remembered what can be read of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +75,7 @@ class RowReader:
         self._default_verifier = default_verifier
         self._verifier_names = verifier_names or {}
         self._pass_rate = pass_rate
+        self._present: dict[tuple[str, ...], Table] = {}
 
     def read(self, row: Mapping[str, Any]) -> ReadRow:
         """The problem of a row, with the columns that were used.
@@ -155,16 +89,16 @@ class RowReader:
             raise RowRefused(reason)
         found = _Found()
         prompt = self._read_prompt(row, found)
-        answer = _required("answer", row, self._table, found)
+        answer = self._required("answer", row, found)
         if not answer.strip():
             raise RowRefused(f"empty gold in column '{found.used['answer']}'")
-        verifier = _optional("verifier", row, self._table, found) or self._default_verifier
+        verifier = self._optional("verifier", row, found) or self._default_verifier
         if not verifier:
             raise RowRefused(f"no verifier: {_looked_for('verifier', row, self._table)}, or name one for all rows")
         if verifier in self._verifier_names:
             found.kept_whole.discard(found.used.get("verifier", ""))
-        domain = _optional("domain", row, self._table, found) or ""
-        source = _optional("source", row, self._table, found) or ""
+        domain = self._optional("domain", row, found) or ""
+        source = self._optional("source", row, found) or ""
         problem_id = self._problem_id(row, found) or content_id(prompt, answer)
         rest = {name: plain(value) for name, value in row.items() if name not in found.kept_whole}
         extra = {name: value for name, value in rest.items() if value is not MISSING}
@@ -188,7 +122,7 @@ class RowReader:
         return ReadRow(problem, _storable(problem), used, dropped)
 
     def _read_prompt(self, row: Mapping[str, Any], found: _Found) -> read.Prompt:
-        prompt: read.Prompt = _required("prompt", row, self._table, found)
+        prompt: read.Prompt = self._required("prompt", row, found)
         column = found.used["prompt"]
         more = row.get(CONTINUED_BY.get(column, ""))
         if isinstance(prompt, str) and isinstance(more, str) and more.strip():
@@ -199,15 +133,15 @@ class RowReader:
         return prompt
 
     def _problem_id(self, row: Mapping[str, Any], found: _Found) -> str | None:
-        named = _optional("problem_id", row, self._table, found)
+        named = self._optional("problem_id", row, found)
         if named is not None or "problem_id" in self._mapping:
             return named
-        index = _name(lookup(row, "extra_info.index"))
+        index = name_of(lookup(row, "extra_info.index"))
         if index is None:
             return None
         # An index counts within one split of one source.
         found.used["problem_id"] = "extra_info.index"
-        parts = (_name(lookup(row, "data_source")), _name(lookup(row, "extra_info.split")), index)
+        parts = (name_of(lookup(row, "data_source")), name_of(lookup(row, "extra_info.split")), index)
         return "/".join(part for part in parts if part)
 
     def _note_pass_rate(self, row: Mapping[str, Any], extra: dict[str, Any], found: _Found) -> None:
@@ -218,6 +152,46 @@ class RowReader:
         if share is not None:
             extra[OFFLINE_PASS_RATE] = share
             found.used[OFFLINE_PASS_RATE] = self._pass_rate.column
+
+    def _required(self, field_name: str, row: Mapping[str, Any], found: _Found) -> Any:
+        null = None
+        for column, reader in self._columns(row)[field_name].items():
+            value = lookup(row, column)
+            if value is MISSING:
+                continue
+            if value is None:
+                null = null or column
+                continue
+            result = reader(value)
+            _note(field_name, column, value, result, found)
+            return result
+        if null is not None:
+            raise RowRefused(f"{_word(field_name)} is null in column '{null}'")
+        raise RowRefused(f"no column for the {_word(field_name)}: {_looked_for(field_name, row, self._table)}")
+
+    def _optional(self, field_name: str, row: Mapping[str, Any], found: _Found) -> str | None:
+        for column, reader in self._columns(row)[field_name].items():
+            value = lookup(row, column)
+            if value is MISSING or value is None:
+                continue
+            result: Any = reader(value)
+            if isinstance(result, str) and result.strip():
+                _note(field_name, column, value, result, found)
+                return result
+        return None
+
+    def _columns(self, row: Mapping[str, Any]) -> Table:
+        """The part of the table that rows with these columns can have; most rows of a file have the same."""
+        names = tuple(row)
+        present = self._present.get(names)
+        if present is None:
+            if len(self._present) >= MAX_SHAPES:
+                self._present.clear()
+            present = self._present[names] = {
+                field_name: {c: reader for c, reader in columns.items() if c in row or c.partition(".")[0] in row}
+                for field_name, columns in self._table.items()
+            }
+        return present
 
 
 def _exported(row: Mapping[str, Any]) -> Problem:
@@ -236,17 +210,6 @@ def _exported(row: Mapping[str, Any]) -> Problem:
     return Problem(prompt=prompt, extra=extra, **texts)
 
 
-def with_mapping(mapping: Mapping[str, str]) -> Table:
-    """`COLUMNS`, where a mapped field has its one column. Raises ValueError for an unknown field."""
-    for name in mapping:
-        if name not in COLUMNS:
-            raise ValueError(f"mapping of '{name}': no field of a problem; known: {', '.join(COLUMNS)}")
-    return {
-        name: {mapping[name]: MAPPED_READERS.get(name, _name)} if name in mapping else known
-        for name, known in COLUMNS.items()
-    }
-
-
 def content_id(prompt: read.Prompt, answer: str) -> str:
     """An id made of prompt and gold: the first 16 hex digits of their SHA-256."""
     turns = [prompt] if isinstance(prompt, str) else [text for m in prompt for text in (m["role"], m["content"])]
@@ -260,6 +223,8 @@ def content_id(prompt: read.Prompt, answer: str) -> str:
 
 def plain(value: Any) -> Any:
     """A value as JSON can hold it: dates and decimals as text, tuples as lists; MISSING for anything with bytes."""
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, Mapping):
         return _unless_missing({str(k): plain(v) for k, v in value.items()})
     if isinstance(value, list | tuple):
@@ -268,41 +233,12 @@ def plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, decimal.Decimal | datetime.timedelta):
         return str(value)
-    return value if value is None or isinstance(value, str | int | float) else MISSING
+    return MISSING
 
 
 def _unless_missing(value: dict[str, Any] | list[Any]) -> Any:
     parts = value.values() if isinstance(value, dict) else value
     return MISSING if any(part is MISSING for part in parts) else value
-
-
-def _required(field_name: str, row: Mapping[str, Any], table: Table, found: _Found) -> Any:
-    null = None
-    for column, reader in table[field_name].items():
-        value = lookup(row, column)
-        if value is MISSING:
-            continue
-        if value is None:
-            null = null or column
-            continue
-        result = reader(value)
-        _note(field_name, column, value, result, found)
-        return result
-    if null is not None:
-        raise RowRefused(f"{_word(field_name)} is null in column '{null}'")
-    raise RowRefused(f"no column for the {_word(field_name)}: {_looked_for(field_name, row, table)}")
-
-
-def _optional(field_name: str, row: Mapping[str, Any], table: Table, found: _Found) -> str | None:
-    for column, reader in table[field_name].items():
-        value = lookup(row, column)
-        if value is MISSING or value is None:
-            continue
-        result: Any = reader(value)
-        if isinstance(result, str) and result.strip():
-            _note(field_name, column, value, result, found)
-            return result
-    return None
 
 
 def _note(field_name: str, column: str, value: Any, result: Any, found: _Found) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from curator.cleaning import Cleaning, Collision, Corpus, collisions
@@ -41,9 +41,9 @@ def test_each_pass_is_over_what_is_left_and_the_heldout_ones_come_first() -> Non
 
 def test_a_run_of_words_is_compared_whatever_the_numbers() -> None:
     found = collisions(corpus([OTHER_NUMBERS, TRAINS]), [PENS], Cleaning(heldout_words=6))
-    # In common are "a shop has 1 000 pens", "shop has 1 000 pens and", "has 1 000 pens and buys" and "how many pens does
-    # it have".
-    assert found == [Collision(0, "heldout-words", 0, 4)]
+    # In common are the three runs within "a shop has 1 000 pens and buys" and the two within "more how many pens does it
+    # have".
+    assert found == [Collision(0, "heldout-words", 0, 5)]
 
 
 def test_only_the_pool_shrinks_and_nothing_leaves_that_no_pass_looks_for() -> None:
@@ -58,6 +58,7 @@ def test_alike_by_vectors() -> None:
     assert [(c.problem, c.why, c.other) for c in found] == [(2, "heldout-semantic", 0), (1, "semantic", 0)]
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.sampled_from([PENS, THE_PENS, OTHER_NUMBERS, TRAINS, "a", "A"]), max_size=8))
 def test_a_second_cleaning_removes_nothing(texts: list[str]) -> None:
     cleaning = Cleaning(near=0.7, semantic=0.9)
@@ -68,12 +69,12 @@ def test_a_second_cleaning_removes_nothing(texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("chosen", "message"),
     [({"near": 0.0}, "near = 0"), ({"semantic": 1.5}, "semantic = 1.5"), ({"heldout_words": 1}, "expected 2 or more")],
 )
-def test_thresholds_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_thresholds_that_mean_nothing_are_refused(chosen: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Cleaning(**settings)
+        Cleaning(**chosen)
 
 
 def rows(*prompts: str, golds: Sequence[str] = ()) -> list[Source]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from curator import embedding
@@ -41,11 +41,13 @@ def test_normalising_takes_out_character_forms_space_and_case() -> None:
     assert normalised("x - y") != normalised("x + y")
 
 
+@settings(deadline=None)
 @given(TEXTS, TEXTS)
 def test_jaccard_by_hashes_is_that_of_the_sets_of_ngrams(left: str, right: str) -> None:
     assert text_jaccard(left, right) == slow_jaccard(left, right)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=8), st.integers(1, 6))
 def test_ngrams_of_several_texts_are_those_of_each(texts: list[str], width: int) -> None:
     hashes, starts = shingles(texts, width)
@@ -60,6 +62,7 @@ def random_pair(rng: random.Random) -> tuple[str, str]:
     return "".join(left), "".join(right)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_minhash_is_within_hoeffdings_bound_of_the_exact_jaccard(seed: int) -> None:
     left, right = random_pair(random.Random(seed))
@@ -144,6 +147,7 @@ def by_vectors(texts: Sequence[str], ids: Sequence[str]) -> list[Match]:
 
 
 @pytest.mark.parametrize("matches", [by_exact, by_near, by_vectors])
+@settings(deadline=None, max_examples=30)
 @given(texts=st.lists(TEXTS, max_size=12), seed=st.integers(0, 1 << 32))
 def test_what_stays_does_not_depend_on_the_order_and_has_no_two_of_a_kind(
     matches: Callable[[Sequence[str], Sequence[str]], list[Match]], texts: list[str], seed: int
@@ -190,6 +194,7 @@ def slow_overlaps(texts: Sequence[str], heldout: Sequence[str], n: int, max_uses
 WORDS = st.lists(st.sampled_from("abc"), max_size=12).map(" ".join)
 
 
+@settings(deadline=None)
 @given(st.lists(WORDS, max_size=6), st.lists(WORDS, max_size=4), st.integers(2, 4), st.integers(1, 3))
 def test_shared_runs_of_words_are_those_of_a_slow_search(
     texts: list[str], heldout: list[str], n: int, max_uses: int

@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from curator.errors import PoolError, RowRefused
+from curator.ingest.fields import FROM_CONTENT
 from curator.ingest.json_array import elements
 from curator.ingest.pass_rate import PassRate, parse_pass_rate
 from curator.ingest.report import import_files
-from curator.ingest.rows import FROM_CONTENT, RowReader
+from curator.ingest.rows import RowReader
 from curator.schema import OFFLINE_PASS_RATE
 
 
@@ -117,6 +118,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(JSON_VALUES, max_size=6), st.integers(1, 20), st.sampled_from([None, 1]))
 def test_an_array_is_read_alike_whatever_part_of_it_is_in_memory(
     tmp_path_factory: pytest.TempPathFactory, values: list[Any], chunk: int, indent: int | None
