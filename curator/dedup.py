@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from curator.embedding import NUM_PLANES, Embed, plane_agreement, plane_sides
-from curator.minhash import NUM_HASHES, Hashes, band_keys, banding, signatures, text_jaccard
+from curator.minhash import NUM_HASHES, Bands, Hashes, band_keys, banding, signatures, text_jaccard
 
+KEY_TEXTS = 1 << 15
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
@@ -71,7 +72,7 @@ def near_matches(
     another order, are different problems. `among_pool`: False compares with the fixed ones alone.
     """
     bands = banding(threshold, NUM_HASHES)
-    keys_PN = band_keys(signatures(texts), bands, number_salt(texts, same_numbers))
+    keys_PN = _keys(texts, lambda start, end: signatures(texts[start:end]), bands, same_numbers)
     return _matches(
         keys_PN, ids, lambda a, b: text_jaccard(texts[a], texts[b]), threshold, num_fixed, among_pool=among_pool
     )
@@ -93,10 +94,21 @@ def semantic_matches(
     """
     vectors = embed(texts)
     bands = banding(plane_agreement(threshold), NUM_PLANES)
-    keys_PN = band_keys(plane_sides(vectors), bands, number_salt(texts, same_numbers))
+    keys_PN = _keys(texts, lambda start, end: plane_sides(vectors[start:end]), bands, same_numbers)
     return _matches(
         keys_PN, ids, lambda a, b: float(vectors[a] @ vectors[b]), threshold, num_fixed, among_pool=among_pool
     )
+
+
+def _keys(
+    texts: Sequence[str], places: Callable[[int, int], NDArray[np.uint32]], bands: Bands, same_numbers: bool
+) -> Hashes:
+    """`band_keys` of all texts, of whose signatures a part is in memory at a time."""
+    parts = [np.zeros((0, bands.num_bands), np.uint64)]
+    for start in range(0, len(texts), KEY_TEXTS):
+        end = min(len(texts), start + KEY_TEXTS)
+        parts.append(band_keys(places(start, end), bands, number_salt(texts[start:end], same_numbers)))
+    return np.concatenate(parts)
 
 
 def number_salt(texts: Sequence[str], same_numbers: bool) -> Hashes:

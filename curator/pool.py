@@ -187,8 +187,11 @@ class Pool:
         """Rewrite both tables in few files and drop versions that are older. Raises PoolError."""
         self.become_writer()
         try:
-            self._problem_table.optimize(cleanup_older_than=keep_versions)
-            self._outcome_table.optimize(cleanup_older_than=keep_versions)
+            with warnings.catch_warnings():
+                # The warning that no version is left besides the newest: that is what was asked for.
+                warnings.simplefilter("ignore", UserWarning)
+                self._problem_table.optimize(cleanup_older_than=keep_versions)
+                self._outcome_table.optimize(cleanup_older_than=keep_versions)
         except (OSError, RuntimeError) as error:
             raise PoolError(f"{self.path}: cannot be compacted: {error}") from error
 

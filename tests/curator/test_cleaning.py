@@ -41,8 +41,8 @@ def test_each_pass_is_over_what_is_left_and_the_heldout_ones_come_first() -> Non
 
 def test_a_run_of_words_is_compared_whatever_the_numbers() -> None:
     found = collisions(corpus([OTHER_NUMBERS, TRAINS]), [PENS], Cleaning(heldout_words=6))
-    # In common are the three runs within "a shop has 1 000 pens and buys" and the two within "more how many pens does it
-    # have".
+    # In common are the three runs within "a shop has 1 000 pens and buys" and the two within "more how many pens does
+    # it have".
     assert found == [Collision(0, "heldout-words", 0, 5)]
 
 
@@ -58,7 +58,7 @@ def test_alike_by_vectors() -> None:
     assert [(c.problem, c.why, c.other) for c in found] == [(2, "heldout-semantic", 0), (1, "semantic", 0)]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=10)
 @given(st.lists(st.sampled_from([PENS, THE_PENS, OTHER_NUMBERS, TRAINS, "a", "A"]), max_size=8))
 def test_a_second_cleaning_removes_nothing(texts: list[str]) -> None:
     cleaning = Cleaning(near=0.7, semantic=0.9)

@@ -77,10 +77,6 @@ def test_import_writes_nothing_in_a_dry_run_or_when_nobody_can_be_asked(tmp_path
         (["--max-prompt-tokens", "5"], "tokens are counted with --tokenizer FOLDER"),
         (["--tokenizer", "nowhere"], "no tokenizer.json there"),
         ([], "5 rows refused, more than the allowed share of 0.05"),
-        (
-            ["--map", "verifier=difficulty", "--max-refused-share", "1", "--map", "problem_id=answer"],
-            "is also the id of",
-        ),
     ],
 )
 def test_import_refuses_before_anything_is_written(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -88,6 +84,15 @@ def test_import_refuses_before_anything_is_written(tmp_path: Path, arguments: li
     result = call("import", file, "--pool", tmp_path / "p", "--yes", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+    assert not (tmp_path / "p").exists()
+
+
+def test_two_rows_of_one_id_are_reported_and_nothing_is_written(tmp_path: Path) -> None:
+    file = lines(tmp_path / "a.jsonl", [ROWS[0], {**ROWS[1], "id": "a"}])
+    result = call("import", file, "--pool", tmp_path / "p", "--verifier", "v", "--yes")
+    assert result.exit_code == 2
+    assert "2 rows: 1 kept, 0 refused, 0 duplicates, 1 with the id of another" in result.stdout
+    assert f"{file}:2: id 'a' is also the id of {file}:1, whose prompt, gold or verifier differs" in result.stderr
     assert not (tmp_path / "p").exists()
 
 

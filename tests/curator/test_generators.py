@@ -74,6 +74,7 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}\n{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}\n"
     "<|{{ m.role }}|>{{ m.content | trim }}</s>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+EOS = {"__type": "AddedToken", "content": "</s>", "lstrip": False, "normalized": False, "rstrip": False}
 CHAT = ({"role": "system", "content": "Be short. "}, {"role": "user", "content": "what is it"})
 
 
@@ -87,13 +88,14 @@ def make_tokenizer(folder: Path, template: str | None) -> Path:
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "tokenizer_class": "PreTrainedTokenizerFast"}
+    config = {"bos_token": "<s>", "eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast"}
     if template is not None:
         config["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
 
+@pytest.mark.slow
 def test_the_template_is_rendered_as_transformers_does_it(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
