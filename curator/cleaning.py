@@ -144,7 +144,8 @@ class _Passes:
         self._note("semantic", matches, left, fixed)
 
     def _left(self) -> list[int]:
-        return np.flatnonzero(self._is_left).tolist()
+        left: list[int] = np.flatnonzero(self._is_left).tolist()
+        return left
 
     def _texts(self, among_pool: bool) -> tuple[list[int], int, list[str]]:
         """What is left, how many held-out texts stand before it, and both together."""

@@ -112,10 +112,10 @@ def import_problems(
             cleaning = _cleaning(exact, near, semantic, embedding, any_numbers, heldout_near, heldout_words)
         with progress() as advance, scratch(None if dry_run else pool) as folder:
             if reasoning_gym is not None:
-                sources = [
-                    reasoning_gym_source(reasoning_gym, seed=seed, size=size, config=_object("--config", config))
-                ]
-                sources = [_counted(source, advance, size) for source in sources]
+                generated = reasoning_gym_source(
+                    reasoning_gym, seed=seed, size=size, config=_object("--config", config)
+                )
+                sources = iter([_counted(generated, advance, size)])
             else:
                 sources = _files(files or [], drop or [], advance)
             plan = ImportPlan(

@@ -16,11 +16,11 @@ Table = Mapping[str, Mapping[str, Reader]]
 
 def name_of(value: Any) -> str | None:
     """Text or a whole number as a name, also alone in a list; None for all else, and the next column is looked at."""
-    if isinstance(value, list) and len(value) == 1:
-        return name_of(value[0])
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        return None
-    return str(value).strip() or None
+    if isinstance(value, list):
+        return name_of(value[0]) if len(value) == 1 else None
+    if isinstance(value, str):
+        return value.strip() or None
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def first_name(value: Any) -> str | None:

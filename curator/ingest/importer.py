@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from curator.cleaning import Cleaning, Collision, Corpus, collisions
 from curator.errors import PoolError, RowRefused
 from curator.ingest.account import ImportReport, Removed, Spread
-from curator.ingest.places import Place, Places
+from curator.ingest.places import Places
 from curator.ingest.reading import ProblemReading, Source, file_sources
 from curator.ingest.rows import ReadRow, RowReader
 from curator.ingest.staging import Staging, prompt_text
@@ -146,7 +146,7 @@ def read_heldout(paths: Sequence[Path], reader: RowReader) -> tuple[list[str], P
                 texts.append(prompt_text(reader.prompt(row)))
             except RowRefused as refusal:
                 raise PoolError(f"{path}:{number}: held out, but {refusal}") from refusal
-            places.append(Place(path, number))
+            places.add(path, number)
         if len(texts) == before:
             raise PoolError(f"{path}: holds no rows")
     return texts, places

@@ -26,17 +26,20 @@ class Places(Sequence[Place]):
     def __init__(self) -> None:
         """Empty."""
         self._paths: list[Path] = []
-        self._path_index: dict[Path, int] = {}
         self._files = array("I")
         self._rows = array("Q")
 
     def append(self, place: Place) -> None:
         """Add one."""
-        index = self._path_index.setdefault(place.path, len(self._paths))
-        if index == len(self._paths):
-            self._paths.append(place.path)
-        self._files.append(index)
-        self._rows.append(place.row)
+        self.add(place.path, place.row)
+
+    def add(self, path: Path, row: int) -> None:
+        """Add one that no object is made of."""
+        if not self._paths or self._paths[-1] is not path:
+            # The paths of runs of rows; a file that comes a second time has a second number.
+            self._paths.append(path)
+        self._files.append(len(self._paths) - 1)
+        self._rows.append(row)
 
     def __len__(self) -> int:
         return len(self._rows)

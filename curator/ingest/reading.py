@@ -67,7 +67,7 @@ class ProblemReading:
                 except RowRefused as refusal:
                     self.report.refuse(str(refusal), Place(path, number))
                     continue
-                self.places.append(Place(path, number))
+                self.places.add(path, number)
                 yield read
             if self.report.num_rows == before:
                 raise PoolError(f"{path}: holds no rows")
@@ -90,7 +90,7 @@ class ProblemReading:
         """
         digests = np.frombuffer(self._digests, np.uint64).reshape(-1, 4)
         first = _first_of_id(digests[:, :2])
-        is_first = first == np.arange(len(first))
+        is_first: NDArray[np.bool_] = first == np.arange(len(first))
         is_equal = (digests[:, 2:] == digests[first, 2:]).all(axis=1)
         for index in np.flatnonzero(~is_first).tolist():
             place, kept = self.places[index], self.places[int(first[index])]

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from curator.errors import RowRefused
-from curator.ingest import columns as read
+from curator.ingest.columns import Prompt, is_blank, read_prompt
 from curator.ingest.fields import CONTINUED_BY, Table, name_of, with_mapping
 from curator.ingest.layouts import MISSING, POOL_FIELDS, lookup, marked_unusable
 from curator.ingest.pass_rate import PassRate
 from curator.schema import OFFLINE_PASS_RATE, Problem, problem_row
 
 _POOL_FIELDS = frozenset(POOL_FIELDS)
+_SCALARS = (str, int, float)
 MAX_SHAPES = 1000
 """Sets of columns for which is remembered what can be read of them."""
 
@@ -39,6 +40,8 @@ class ReadRow:
 class _Found:
     """What is found while a row is read."""
 
+    columns: Table
+    """What can be read of the row."""
     used: dict[str, str] = field(default_factory=dict)
     kept_whole: set[str] = field(default_factory=set)
     """Columns whose value stands unchanged in the problem, and need not be in `extra`."""
@@ -87,7 +90,7 @@ class RowReader:
             return self._finished(_exported(row), {name: name for name in row}, ())
         if (reason := marked_unusable(row)) is not None:
             raise RowRefused(reason)
-        found = _Found()
+        found = _Found(self._columns(row))
         prompt = self._read_prompt(row, found)
         answer = self._required("answer", row, found)
         if not answer.strip():
@@ -114,21 +117,21 @@ class RowReader:
         )
         return self._finished(problem, found.used, tuple(n for n, value in rest.items() if value is MISSING))
 
-    def prompt(self, row: Mapping[str, Any]) -> read.Prompt:
+    def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The prompt alone, as a held-out problem needs no more. Raises RowRefused."""
-        return self._read_prompt(row, _Found())
+        return self._read_prompt(row, _Found(self._columns(row)))
 
     def _finished(self, problem: Problem, used: Mapping[str, str], dropped: tuple[str, ...]) -> ReadRow:
         return ReadRow(problem, _storable(problem), used, dropped)
 
-    def _read_prompt(self, row: Mapping[str, Any], found: _Found) -> read.Prompt:
-        prompt: read.Prompt = self._required("prompt", row, found)
+    def _read_prompt(self, row: Mapping[str, Any], found: _Found) -> Prompt:
+        prompt: Prompt = self._required("prompt", row, found)
         column = found.used["prompt"]
         more = row.get(CONTINUED_BY.get(column, ""))
         if isinstance(prompt, str) and isinstance(more, str) and more.strip():
             prompt = f"{prompt}\n\n{more}"
             found.kept_whole.discard(column)
-        if read.is_blank(prompt):
+        if is_blank(prompt):
             raise RowRefused(f"empty prompt in column '{column}'")
         return prompt
 
@@ -155,7 +158,7 @@ class RowReader:
 
     def _required(self, field_name: str, row: Mapping[str, Any], found: _Found) -> Any:
         null = None
-        for column, reader in self._columns(row)[field_name].items():
+        for column, reader in found.columns[field_name].items():
             value = lookup(row, column)
             if value is MISSING:
                 continue
@@ -170,7 +173,7 @@ class RowReader:
         raise RowRefused(f"no column for the {_word(field_name)}: {_looked_for(field_name, row, self._table)}")
 
     def _optional(self, field_name: str, row: Mapping[str, Any], found: _Found) -> str | None:
-        for column, reader in self._columns(row)[field_name].items():
+        for column, reader in found.columns[field_name].items():
             value = lookup(row, column)
             if value is MISSING or value is None:
                 continue
@@ -204,13 +207,13 @@ def _exported(row: Mapping[str, Any]) -> Problem:
     texts = {name: row[name] for name in ("problem_id", "answer", "verifier", "domain", "source")}
     if not isinstance(extra, Mapping) or not all(isinstance(text, str) for text in texts.values()):
         raise RowRefused("a column of an exported pool is of another type than when it was written")
-    prompt = prompt if isinstance(prompt, str) else read.read_prompt(prompt)
-    if read.is_blank(prompt) or not texts["problem_id"] or not texts["verifier"]:
+    prompt = prompt if isinstance(prompt, str) else read_prompt(prompt)
+    if is_blank(prompt) or not texts["problem_id"] or not texts["verifier"]:
         raise RowRefused("empty prompt, problem_id or verifier in an exported pool")
     return Problem(prompt=prompt, extra=extra, **texts)
 
 
-def content_id(prompt: read.Prompt, answer: str) -> str:
+def content_id(prompt: Prompt, answer: str) -> str:
     """An id made of prompt and gold: the first 16 hex digits of their SHA-256."""
     turns = [prompt] if isinstance(prompt, str) else [text for m in prompt for text in (m["role"], m["content"])]
     digest = hashlib.sha256()
@@ -223,7 +226,7 @@ def content_id(prompt: read.Prompt, answer: str) -> str:
 
 def plain(value: Any) -> Any:
     """A value as JSON can hold it: dates and decimals as text, tuples as lists; MISSING for anything with bytes."""
-    if value is None or isinstance(value, str | int | float):
+    if value is None or isinstance(value, _SCALARS):
         return value
     if isinstance(value, Mapping):
         return _unless_missing({str(k): plain(v) for k, v in value.items()})
