@@ -1,14 +1,15 @@
 """Problems of reasoning-gym: a family or a composite, with a seed, as many as wanted or without end.
 
 Entry i of a family is a function of seed + i alone, so a range of seeds is a range of problems: seed 0 from entry
-1,000 on is seed 1,000, and the ranges of two pools must not overlap if their problems shall not.
+1,000 on is seed 1,000, and the ranges of two pools must not overlap if their problems shall not. In the families of
+`BY_SEED_AND_INDEX` an entry depends on both, and its id names both.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from curator.ingest.rows import plain
 
 COMPOSITE = "composite"
 VERIFIER = "reasoning_gym"
+BY_SEED_AND_INDEX = frozenset({"acre", "gsm_symbolic", "list_functions"})
+"""Families that draw once for all entries, or go through a list by index (reasoning-gym 0.1.25)."""
 BLOCK = 1000
 """Entries of one generator; the next ones come from a generator whose seed is further on."""
 
@@ -36,8 +39,7 @@ def reasoning_gym_source(
     Raises PoolError where the package is missing, the family unknown or a setting refused.
     """
     settings = dict(config or {})
-    parts = settings.get("datasets", []) if family == COMPOSITE else []
-    for part in (settings, *(part.get("config", {}) for part in parts)):
+    for part in (settings, *(part.get("config", {}) for part in _parts(family, settings))):
         if taken := {"seed", "size"} & part.keys():
             raise PoolError(
                 f"--reasoning-gym {family}: {' and '.join(sorted(taken))} in the config; give --seed and --size instead"
@@ -50,6 +52,7 @@ def _rows(
     family: str, settings: Mapping[str, Any], seed: int, size: int | None
 ) -> Iterator[tuple[int, Row | RowRefused]]:
     name = f"{family}-{digest(json.dumps(settings, sort_keys=True)).hex()[:8]}" if settings else family
+    is_by_both = not BY_SEED_AND_INDEX.isdisjoint([family, *(part["name"] for part in _parts(family, settings))])
     for start in count(0, BLOCK):
         if size is not None and start >= size:
             return
@@ -57,7 +60,12 @@ def _rows(
         dataset = _make(family, settings, seed + start, num)
         for index in range(num):
             number = start + index
-            yield number + 1, _row(dataset[index], family, f"{name}/{seed + number}")
+            place = f"{seed + start}.{index}" if is_by_both else str(seed + number)
+            yield number + 1, _row(dataset[index], family, f"{name}/{place}")
+
+
+def _parts(family: str, settings: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return settings.get("datasets", []) if family == COMPOSITE else []
 
 
 def _row(entry: Mapping[str, Any], family: str, problem_id: str) -> Row | RowRefused:

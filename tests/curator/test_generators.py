@@ -46,6 +46,10 @@ def test_the_parts_of_a_composite_are_mixed_and_go_on_alike_in_the_next_block() 
     assert [row["problem_id"] for row in rows[1000:]] == [row["problem_id"] for row in later]
 
 
+def test_an_entry_that_depends_on_seed_and_index_has_both_in_its_id() -> None:
+    assert [row["problem_id"] for row in generated("acre", 2, seed=3, size=2)] == ["acre/3.0", "acre/3.1"]
+
+
 def test_other_settings_make_other_ids() -> None:
     (plain,), (hard,) = (generated("chain_sum", 1, seed=0, size=1, config=c) for c in ({}, {"max_terms": 3}))
     assert plain["problem_id"] == "chain_sum/0"

@@ -1,6 +1,7 @@
 """One file of each layout that public pools have: what is read from where, and what the report says of it."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,9 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from curator.errors import RowRefused
+from curator.ingest.fields import COLUMNS
 from curator.ingest.layouts import LAYOUTS, UNKNOWN, lookup, recognise
 from curator.ingest.report import import_files
 from curator.ingest.rows import to_problem
+
+PAGE = (Path(__file__).parents[2] / "docs" / "pools.md").read_text(encoding="utf-8")
 
 
 def user(text: str) -> dict[str, str]:
@@ -430,6 +434,13 @@ def test_a_file_of_each_layout_is_read_with_the_right_report(name: str, tmp_path
         assert found.problem_id == case.problem_id
     assert set(case.kept) <= found.extra.keys()
     assert report.ignored_pass_rates() == list(case.rates)
+
+
+@pytest.mark.parametrize("field", COLUMNS)
+def test_the_page_lists_the_columns_in_their_order(field: str) -> None:
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {field} |")]
+    named = [name for name in re.findall(r"`([\w.]+)`", line) if name in COLUMNS[field]]
+    assert named == list(COLUMNS[field])
 
 
 def test_every_layout_is_among_the_files() -> None:
