@@ -10,9 +10,11 @@ import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +33,10 @@ import lancedb
 warnings.filterwarnings("ignore", message="lancedb fork support is experimental", category=RuntimeWarning)
 
 CREATE_BATCH_ROWS = 4096
+ADD_ROWS, ADD_BYTES = 1 << 16, 128 << 20
+"""Problems are added to a new pool this many rows or bytes at a time."""
+REMOVE_IDS = 4096
+"""Ids of one condition."""
 COMPACT_EVERY = 50
 """Appends between two compactions: every append makes a file, and scans slow down with their number."""
 KEEP_VERSIONS = timedelta(minutes=10)
@@ -56,26 +62,39 @@ class Pool:
 
         Raises PoolError where something is at `path`, an id occurs twice or there are no problems.
         """
+        return cls.create_from_batches(path, _problem_batches(problems), compact_every=compact_every)
+
+    @classmethod
+    def create_from_batches(
+        cls, path: Path, batches: Iterable[pa.RecordBatch], *, compact_every: int = COMPACT_EVERY
+    ) -> Pool:
+        """As `create`, from batches of PROBLEM_SCHEMA, of which few are in memory at once."""
         if path.exists():
             raise PoolError(f"{path}: exists already")
-        table = _problem_rows(path, problems)
         building = path.with_name(f".{path.name}.building-{os.getpid()}")
         shutil.rmtree(building, ignore_errors=True)
         try:
-            building.parent.mkdir(parents=True, exist_ok=True)
-            database = lancedb.connect(str(building))
-            database.create_table("problems", data=table, schema=PROBLEM_SCHEMA)
-            database.create_table("outcomes", schema=OUTCOME_SCHEMA)
-            building.rename(path)
-        except (OSError, RuntimeError) as error:
-            raise PoolError(f"{path}: cannot be created: {error}") from error
+            with _creating(path):
+                building.parent.mkdir(parents=True, exist_ok=True)
+                database = lancedb.connect(str(building))
+                problems = database.create_table("problems", schema=PROBLEM_SCHEMA)
+                database.create_table("outcomes", schema=OUTCOME_SCHEMA)
+            for table in _tables(batches):
+                with _creating(path):
+                    problems.add(table)
+            _check_ids(path, problems)
+            with _creating(path):
+                building.rename(path)
         finally:
             shutil.rmtree(building, ignore_errors=True)
         return cls.open(path, compact_every=compact_every)
 
     @classmethod
-    def open(cls, path: Path, *, compact_every: int = COMPACT_EVERY) -> Pool:
-        """Open what `create` made. Raises PoolError for anything else, or another version of the schemas."""
+    def open(cls, path: Path, *, compact_every: int = COMPACT_EVERY, version: int | None = None) -> Pool:
+        """Open what `create` made; `version`: the problems as they were then, to be read only.
+
+        Raises PoolError for anything else, another version of the schemas, or a version that is not kept.
+        """
         if not path.is_dir():
             raise PoolError(f"{path}: no pool there")
         tables = []
@@ -88,6 +107,11 @@ class Pool:
             if not table.schema.equals(schema, check_metadata=True):
                 raise PoolError(f"{path}: table {name} is of schema {table.schema.metadata}, not {schema.metadata}")
             tables.append(table)
+        if version is not None:
+            try:
+                tables[0].checkout(version)
+            except (ValueError, OSError, RuntimeError) as error:
+                raise PoolError(f"{path}: version {version} of the problems is not kept: {error}") from error
         return cls(path, tables[0], tables[1], compact_every)
 
     @property
@@ -123,6 +147,53 @@ class Pool:
     def problems(self) -> list[Problem]:
         """All problems, by index."""
         return self.take(range(len(self.problem_ids)))
+
+    def problem_batches(self) -> Iterator[pa.RecordBatch]:
+        """All problems as batches of PROBLEM_SCHEMA, in the order of the table, without holding them in memory."""
+        for batch in self._problem_table.search().to_batches(CREATE_BATCH_ROWS):
+            yield batch.select(PROBLEM_SCHEMA.names)
+
+    def num_problems(self) -> int:
+        """Rows of the table of problems."""
+        return int(self._problem_table.count_rows())
+
+    def find(self, problem_id: str) -> Problem | None:
+        """The problem of an id, read from the table alone."""
+        rows = self._problem_table.search().where(f"problem_id = {_quoted(problem_id)}").to_list()
+        return problem_from_row(rows[0]) if rows else None
+
+    def remove(self, problem_ids: Sequence[str]) -> None:
+        """Take problems out of the table, as new versions of it; their outcomes stay.
+
+        Older versions can be opened until `compact` drops them. Raises PoolError where another process writes to the
+        pool, and where the write fails; what is removed by then stays removed.
+        """
+        self.become_writer()
+        try:
+            for start in range(0, len(problem_ids), REMOVE_IDS):
+                listed = ", ".join(map(_quoted, problem_ids[start : start + REMOVE_IDS]))
+                self._problem_table.delete(f"problem_id IN ({listed})")
+        except (OSError, RuntimeError, ValueError) as error:
+            raise PoolError(f"{self.path}: cannot remove problems: {error}") from error
+        finally:
+            for name in ("_problems", "_order", "problem_ids", "domains"):
+                self.__dict__.pop(name, None)
+
+    def versions(self) -> list[int]:
+        """Versions of the problems that are kept, the newest last."""
+        return [int(entry["version"]) for entry in self._problem_table.list_versions()]
+
+    def compact(self, keep_versions: timedelta = KEEP_VERSIONS) -> None:
+        """Rewrite both tables in few files and drop versions that are older. Raises PoolError."""
+        self.become_writer()
+        try:
+            with warnings.catch_warnings():
+                # The warning that no version is left besides the newest: that is what was asked for.
+                warnings.simplefilter("ignore", UserWarning)
+                self._problem_table.optimize(cleanup_older_than=keep_versions)
+                self._outcome_table.optimize(cleanup_older_than=keep_versions)
+        except (OSError, RuntimeError) as error:
+            raise PoolError(f"{self.path}: cannot be compacted: {error}") from error
 
     def fingerprint(self) -> str:
         """A hash of all problems, whatever their order: another pool, or a changed problem, gives another."""
@@ -198,16 +269,42 @@ class Pool:
             self._lock = None
 
 
-def _problem_rows(path: Path, problems: Iterable[Problem]) -> pa.Table:
-    batches, chunk, seen = [], [], set()
-    for problem in problems:
-        if problem.problem_id in seen:
-            raise PoolError(f"{path}: two problems have the id '{problem.problem_id}'")
-        seen.add(problem.problem_id)
-        chunk.append(problem)
-        if len(chunk) == CREATE_BATCH_ROWS:
-            batches.append(problems_to_batch(chunk))
-            chunk = []
-    if not seen:
+def _problem_batches(problems: Iterable[Problem]) -> Iterator[pa.RecordBatch]:
+    remaining = iter(problems)
+    while chunk := list(islice(remaining, CREATE_BATCH_ROWS)):
+        yield problems_to_batch(chunk)
+
+
+def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches put together: every append to a table makes a file."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(b.num_rows for b in waiting) >= ADD_ROWS or sum(b.nbytes for b in waiting) >= ADD_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting = []
+    if sum(batch.num_rows for batch in waiting):
+        yield pa.Table.from_batches(waiting)
+
+
+def _check_ids(path: Path, problems: Any) -> None:
+    counts = problems.search().select(["problem_id"]).to_arrow().group_by("problem_id").aggregate([([], "count_all")])
+    if not counts.num_rows:
         raise PoolError(f"{path}: no problems to make a pool of")
-    return pa.Table.from_batches([*batches, problems_to_batch(chunk)])
+    twice = counts.filter(pc.greater(counts["count_all"], 1))
+    if twice.num_rows:
+        raise PoolError(f"{path}: two problems have the id '{twice['problem_id'][0]}'")
+
+
+@contextmanager
+def _creating(path: Path) -> Iterator[None]:
+    """What LanceDB and the disk raise, as a PoolError; what the problems' own source raises is none of theirs."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise PoolError(f"{path}: cannot be created: {error}") from error
+
+
+def _quoted(text: str) -> str:
+    """Text in a condition of LanceDB."""
+    return "'" + text.replace("'", "''") + "'"

@@ -12,6 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
+OFFLINE_PASS_RATE = "offline_pass_rate"
+"""Key of a problem's `extra`: the share of passes, 0 to 1, that somebody measured before; a prior of its difficulty."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -120,6 +123,9 @@ OUTCOME_SCHEMA = pa.schema(
 )
 
 
+_EXTRA_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
+
+
 def problem_row(problem: Problem) -> dict[str, Any]:
     """A problem as the plain values of one row of PROBLEM_SCHEMA."""
     is_text = isinstance(problem.prompt, str)
@@ -131,7 +137,7 @@ def problem_row(problem: Problem) -> dict[str, Any]:
         "verifier": problem.verifier,
         "domain": problem.domain,
         "source": problem.source,
-        "extra": json.dumps(dict(problem.extra), ensure_ascii=False, sort_keys=True),
+        "extra": _EXTRA_ENCODER.encode(problem.extra if isinstance(problem.extra, dict) else dict(problem.extra)),
     }
 
 

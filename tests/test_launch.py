@@ -150,4 +150,4 @@ def test_a_ray_that_lost_a_process_of_its_own_ends_the_run(launcher: Launcher) -
     gone.wait()
     launcher._ray = {"gcs_server": gone.pid}
     with pytest.raises(RunFailed, match=rf"Ray's gcs_server \(process {gone.pid}\) died, .*; go on with: .*--resume "):
-        launcher.supervise("learner", 0.1, lambda: None)
+        launcher.supervise("learner", every_s=0.1, each_turn=lambda: None)

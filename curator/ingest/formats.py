@@ -1,41 +1,43 @@
-"""Rows of JSONL, JSON and Parquet files as plain Python values, with their row numbers."""
+"""Rows of JSONL, JSON, CSV and Parquet files as plain values, with their numbers; a part of a file at a time."""
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from curator.errors import PoolError, RowRefused
+from curator.ingest.json_array import WrittenFloat, elements
 
 Row = dict[str, Any]
+Rows = Iterator[tuple[int, "Row | RowRefused"]]
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PARQUET_BATCH_ROWS = 256
 """Rows may be megabytes large (tests of code problems), so few are in memory at once."""
+MAX_CELL_CHARACTERS = 1 << 30
 
 
-class WrittenFloat(float):
-    """A float of a JSON file that prints as it is written there: a gold of `1.10` stays `1.10`."""
+class Reading(NamedTuple):
+    """How a file is read."""
 
-    text: str
+    drop: Sequence[str] = ()
+    """Patterns of columns that are left out; of Parquet files they are not read at all."""
+    advance: Callable[[int], None] = lambda num_bytes: None
+    """Told how many further bytes of the file are done."""
 
-    def __new__(cls, text: str) -> WrittenFloat:
-        """Parse, and keep the text."""
-        number = super().__new__(cls, text)
-        number.text = text
-        return number
-
-    def __str__(self) -> str:
-        return self.text
+    def drops(self, column: str) -> bool:
+        """Whether a column is left out."""
+        return any(fnmatchcase(column, pattern) for pattern in self.drop)
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Row | RowRefused]]:
-    """Rows with their numbers from 1: the line in JSONL, the place in a JSON array or a Parquet file.
+def read_rows(path: Path, reading: Reading = Reading()) -> Rows:  # noqa: B008  (an immutable value)
+    """Rows with their numbers from 1: the line in JSONL, the place among the rows in all other formats.
 
     The format goes by the extension. A row that is no JSON object comes as a RowRefused in its place, so that one
     broken line does not hide the others.
@@ -46,14 +48,18 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | RowRefused]]:
     if reader is None:
         raise PoolError(f"{path}: unknown extension '{path.suffix}'; known: {', '.join(sorted(READERS))}")
     try:
-        yield from reader(path)
+        for number, row in reader(path, reading):
+            if reading.drop and isinstance(row, dict):
+                row = {name: value for name, value in row.items() if not reading.drops(name)}
+            yield number, row
     except OSError as error:
         raise PoolError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, Row | RowRefused]]:
+def _read_lines(path: Path, reading: Reading) -> Rows:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            reading.advance(len(line))
             if number == 1:
                 line = line.removeprefix(BYTE_ORDER_MARK)
             if line.strip():
@@ -62,7 +68,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, Row | RowRefused]]:
 
 def _parse_line(line: bytes) -> Row | RowRefused:
     try:
-        return _as_row(_loads(line.decode("utf-8")))
+        return _as_row(json.loads(line.decode("utf-8"), parse_float=WrittenFloat))
     except UnicodeDecodeError:
         return RowRefused("not UTF-8")
     except json.JSONDecodeError as error:
@@ -72,44 +78,76 @@ def _parse_line(line: bytes) -> Row | RowRefused:
         return RowRefused(f"not JSON that can be read: {type(error).__name__}")
 
 
-def _read_json(path: Path) -> Iterator[tuple[int, Row | RowRefused]]:
+def _read_json(path: Path, reading: Reading) -> Rows:
     with path.open("rb") as file:
         lead = file.read(64).removeprefix(BYTE_ORDER_MARK).lstrip()
     if not lead.startswith(b"["):
         # Many files named .json hold one object a line.
-        yield from _read_lines(path)
+        yield from _read_lines(path, reading)
         return
-    try:
-        rows = _loads(path.read_bytes().decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise PoolError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:
-        raise PoolError(f"{path}: not JSON that can be read: {error}") from error
-    for number, row in enumerate(rows, start=1):
-        yield number, _as_row(row)
+    for number, value in enumerate(elements(path, reading.advance), start=1):
+        yield number, _as_row(value)
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[int, Row | RowRefused]]:
+def _read_parquet(path: Path, reading: Reading) -> Rows:
     try:
         with pq.ParquetFile(path) as file:
-            batches = file.iter_batches(batch_size=PARQUET_BATCH_ROWS)
-            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-            yield from enumerate(rows, start=1)
+            columns = [name for name in file.schema_arrow.names if not reading.drops(name)]
+            bytes_per_row = path.stat().st_size / max(1, file.metadata.num_rows)
+            first = 1
+            for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=columns):
+                yield from enumerate(batch.to_pylist(), start=first)
+                first += batch.num_rows
+                reading.advance(round(batch.num_rows * bytes_per_row))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise PoolError(f"{path}: not a Parquet file that can be read: {error}") from error
 
 
-def _loads(text: str) -> Any:
-    return json.loads(text, parse_float=WrittenFloat)
+def _read_csv(path: Path, reading: Reading) -> Rows:
+    yield from _read_cells(path, ",", reading)
+
+
+def _read_tsv(path: Path, reading: Reading) -> Rows:
+    yield from _read_cells(path, "\t", reading)
+
+
+def _read_cells(path: Path, delimiter: str, reading: Reading) -> Rows:
+    """Rows of text below a line of column names. An empty cell is no value."""
+    csv.field_size_limit(MAX_CELL_CHARACTERS)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        cells = csv.reader(file, delimiter=delimiter, strict=True)
+        try:
+            names = next(cells, [])
+            if len(set(names)) < len(names):
+                raise PoolError(f"{path}:1: two columns have the name '{_repeated(names)}'")
+            for number, row in enumerate(filter(None, cells), start=1):
+                reading.advance(sum(map(len, row)) + len(row))
+                if len(row) != len(names):
+                    yield number, RowRefused("the row has more or fewer cells than the header")
+                else:
+                    yield number, {name: cell or None for name, cell in zip(names, row, strict=True)}
+        except csv.Error as error:
+            raise PoolError(f"{path}:{cells.line_num}: not CSV: {error}") from error
+        except UnicodeDecodeError as error:
+            raise PoolError(f"{path}:{cells.line_num + 1}: not UTF-8") from error
+
+
+def _repeated(names: Sequence[str]) -> str:
+    return next(name for i, name in enumerate(names) if name in names[:i])
 
 
 def _as_row(value: Any) -> Row | RowRefused:
+    if isinstance(value, list) and value and all(isinstance(turn, dict) and "from" in turn for turn in value):
+        # A question and its gold as two turns, without an object around them.
+        return {"conversations": value}
     return value if isinstance(value, dict) else RowRefused(f"the row is a {type(value).__name__}, not an object")
 
 
-READERS: dict[str, Callable[[Path], Iterator[tuple[int, Row | RowRefused]]]] = {
+READERS: dict[str, Callable[[Path, Reading], Rows]] = {
     ".jsonl": _read_lines,
     ".ndjson": _read_lines,
     ".json": _read_json,
     ".parquet": _read_parquet,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
 }

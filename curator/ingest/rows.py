@@ -1,57 +1,26 @@
-"""One row of a data set becomes a Problem, or is refused with the reason.
-
-Which columns hold what is the table `COLUMNS`: for each field of a problem the columns looked for, in order, and how
-the value is read. The first column that is there and not null decides.
-"""
+"""One row of a data set becomes a Problem, or is refused with the reason. Which columns hold what: `fields.COLUMNS`."""
 
 from __future__ import annotations
 
 import datetime
 import decimal
 import hashlib
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from curator.errors import RowRefused
-from curator.ingest import columns as read
-from curator.schema import Problem, problem_row
+from curator.ingest.columns import Prompt, is_blank, read_prompt
+from curator.ingest.fields import CONTINUED_BY, Table, name_of, with_mapping
+from curator.ingest.layouts import MISSING, POOL_FIELDS, lookup, marked_unusable
+from curator.ingest.pass_rate import PassRate
+from curator.schema import OFFLINE_PASS_RATE, Problem, problem_row
 
-Reader = Callable[[Any], Any]
-MISSING = object()
-
-
-def _name(value: Any) -> str | None:
-    """Text or a whole number as a name; None for what is neither, and the next column is looked at."""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        return None
-    return str(value).strip() or None
-
-
-COLUMNS: Mapping[str, Mapping[str, Reader]] = {
-    "prompt": {
-        "prompt": read.read_prompt,
-        "messages": read.read_conversation,
-        "problem": read.read_prompt,
-        "question": read.read_prompt,
-    },
-    "answer": {
-        "reward_model.ground_truth": read.read_ground_truth,
-        "ground_truth": read.read_ground_truth,
-        "answer": read.read_answer,
-        "final_answer": read.read_gold,
-        "expected_answer": read.read_gold,
-        "solution": read.read_solution,
-    },
-    "verifier": dict.fromkeys(("verifier", "dataset", "data_source", "ability"), _name),
-    "problem_id": dict.fromkeys(("id", "problem_id", "uuid"), _name),
-    "domain": dict.fromkeys(("domain", "ability", "data_source"), _name),
-    "source": dict.fromkeys(("source", "data_source"), _name),
-}
-"""Field of a problem -> columns in order -> reader. A dot looks inside an object."""
-
-MAPPED_READERS: Mapping[str, Reader] = {"prompt": read.read_prompt, "answer": read.read_answer}
-"""Readers of columns that a mapping names; `_name` for the other fields."""
+_POOL_FIELDS = frozenset(POOL_FIELDS)
+_SCALARS = (str, int, float)
+MAX_SHAPES = 1000
+"""Sets of columns for which is remembered what can be read of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +28,8 @@ class ReadRow:
     """A problem, and which of the row's columns it was made of."""
 
     problem: Problem
+    stored: Mapping[str, Any]
+    """The same as a row of PROBLEM_SCHEMA."""
     used: Mapping[str, str]
     """Field -> column."""
     dropped: tuple[str, ...]
@@ -69,6 +40,8 @@ class ReadRow:
 class _Found:
     """What is found while a row is read."""
 
+    columns: Table
+    """What can be read of the row."""
     used: dict[str, str] = field(default_factory=dict)
     kept_whole: set[str] = field(default_factory=set)
     """Columns whose value stands unchanged in the problem, and need not be in `extra`."""
@@ -77,61 +50,170 @@ class _Found:
 def to_problem(
     row: Mapping[str, Any], *, default_verifier: str | None = None, mapping: Mapping[str, str] | None = None
 ) -> Problem:
-    """A row as a problem.
+    """One row as a problem; see `RowReader`."""
+    return RowReader(default_verifier=default_verifier, mapping=mapping).read(row).problem
+
+
+class RowReader:
+    """Makes problems of rows.
 
     `mapping` names the column for a field (`prompt`, `answer`, `verifier`, `problem_id`, `domain`, `source`); then no
     other column is looked at for it. Columns that do not stand unchanged in the problem go to its `extra`.
-
-    Raises RowRefused for a missing or empty prompt or gold, and where no verifier is named; ValueError for a mapping
-    of an unknown field.
     """
-    return read_row(row, default_verifier=default_verifier, mapping=mapping).problem
+
+    def __init__(
+        self,
+        *,
+        default_verifier: str | None = None,
+        mapping: Mapping[str, str] | None = None,
+        verifier_names: Mapping[str, str] | None = None,
+        pass_rate: PassRate | None = None,
+    ) -> None:
+        """`verifier_names`: the verifier for a name that the data set uses.
+
+        Raises ValueError for a mapping of an unknown field.
+        """
+        self._table = with_mapping(mapping or {})
+        self._mapping = mapping or {}
+        self._default_verifier = default_verifier
+        self._verifier_names = verifier_names or {}
+        self._pass_rate = pass_rate
+        self._present: dict[tuple[str, ...], Table] = {}
+
+    def read(self, row: Mapping[str, Any]) -> ReadRow:
+        """The problem of a row, with the columns that were used.
+
+        Raises RowRefused for a missing or empty prompt or gold, where no verifier is named, where the data set marks
+        the row as unusable, and for a pass rate off the stated scale.
+        """
+        if not self._mapping and row.keys() - {"prompt_is_messages"} == _POOL_FIELDS:
+            return self._finished(_exported(row), {name: name for name in row}, ())
+        if (reason := marked_unusable(row)) is not None:
+            raise RowRefused(reason)
+        found = _Found(self._columns(row))
+        prompt = self._read_prompt(row, found)
+        answer = self._required("answer", row, found)
+        if not answer.strip():
+            raise RowRefused(f"empty gold in column '{found.used['answer']}'")
+        verifier = self._optional("verifier", row, found) or self._default_verifier
+        if not verifier:
+            raise RowRefused(f"no verifier: {_looked_for('verifier', row, self._table)}, or name one for all rows")
+        if verifier in self._verifier_names:
+            found.kept_whole.discard(found.used.get("verifier", ""))
+        domain = self._optional("domain", row, found) or ""
+        source = self._optional("source", row, found) or ""
+        problem_id = self._problem_id(row, found) or content_id(prompt, answer)
+        rest = {name: plain(value) for name, value in row.items() if name not in found.kept_whole}
+        extra = {name: value for name, value in rest.items() if value is not MISSING}
+        self._note_pass_rate(row, extra, found)
+        problem = Problem(
+            problem_id=problem_id,
+            prompt=prompt,
+            answer=answer,
+            verifier=self._verifier_names.get(verifier, verifier),
+            domain=domain,
+            source=source,
+            extra=extra,
+        )
+        return self._finished(problem, found.used, tuple(n for n, value in rest.items() if value is MISSING))
+
+    def prompt(self, row: Mapping[str, Any]) -> Prompt:
+        """The prompt alone, as a held-out problem needs no more. Raises RowRefused."""
+        return self._read_prompt(row, _Found(self._columns(row)))
+
+    def _finished(self, problem: Problem, used: Mapping[str, str], dropped: tuple[str, ...]) -> ReadRow:
+        return ReadRow(problem, _storable(problem), used, dropped)
+
+    def _read_prompt(self, row: Mapping[str, Any], found: _Found) -> Prompt:
+        prompt: Prompt = self._required("prompt", row, found)
+        column = found.used["prompt"]
+        more = row.get(CONTINUED_BY.get(column, ""))
+        if isinstance(prompt, str) and isinstance(more, str) and more.strip():
+            prompt = f"{prompt}\n\n{more}"
+            found.kept_whole.discard(column)
+        if is_blank(prompt):
+            raise RowRefused(f"empty prompt in column '{column}'")
+        return prompt
+
+    def _problem_id(self, row: Mapping[str, Any], found: _Found) -> str | None:
+        named = self._optional("problem_id", row, found)
+        if named is not None or "problem_id" in self._mapping:
+            return named
+        index = name_of(lookup(row, "extra_info.index"))
+        if index is None:
+            return None
+        # An index counts within one split of one source.
+        found.used["problem_id"] = "extra_info.index"
+        parts = (name_of(lookup(row, "data_source")), name_of(lookup(row, "extra_info.split")), index)
+        return "/".join(part for part in parts if part)
+
+    def _note_pass_rate(self, row: Mapping[str, Any], extra: dict[str, Any], found: _Found) -> None:
+        if self._pass_rate is None:
+            return
+        value = lookup(row, self._pass_rate.column)
+        share = self._pass_rate.read(None if value is MISSING else value)
+        if share is not None:
+            extra[OFFLINE_PASS_RATE] = share
+            found.used[OFFLINE_PASS_RATE] = self._pass_rate.column
+
+    def _required(self, field_name: str, row: Mapping[str, Any], found: _Found) -> Any:
+        null = None
+        for column, reader in found.columns[field_name].items():
+            value = lookup(row, column)
+            if value is MISSING:
+                continue
+            if value is None:
+                null = null or column
+                continue
+            result = reader(value)
+            _note(field_name, column, value, result, found)
+            return result
+        if null is not None:
+            raise RowRefused(f"{_word(field_name)} is null in column '{null}'")
+        raise RowRefused(f"no column for the {_word(field_name)}: {_looked_for(field_name, row, self._table)}")
+
+    def _optional(self, field_name: str, row: Mapping[str, Any], found: _Found) -> str | None:
+        for column, reader in found.columns[field_name].items():
+            value = lookup(row, column)
+            if value is MISSING or value is None:
+                continue
+            result: Any = reader(value)
+            if isinstance(result, str) and result.strip():
+                _note(field_name, column, value, result, found)
+                return result
+        return None
+
+    def _columns(self, row: Mapping[str, Any]) -> Table:
+        """The part of the table that rows with these columns can have; most rows of a file have the same."""
+        names = tuple(row)
+        present = self._present.get(names)
+        if present is None:
+            if len(self._present) >= MAX_SHAPES:
+                self._present.clear()
+            present = self._present[names] = {
+                field_name: {c: reader for c, reader in columns.items() if c in row or c.partition(".")[0] in row}
+                for field_name, columns in self._table.items()
+            }
+        return present
 
 
-def read_row(
-    row: Mapping[str, Any], *, default_verifier: str | None = None, mapping: Mapping[str, str] | None = None
-) -> ReadRow:
-    """As `to_problem`, with the columns that were used."""
-    table = with_mapping(mapping or {})
-    found = _Found()
-    prompt = _required("prompt", row, table, found)
-    if read.is_blank(prompt):
-        raise RowRefused(f"empty prompt in column '{found.used['prompt']}'")
-    answer = _required("answer", row, table, found)
-    if not answer.strip():
-        raise RowRefused(f"empty gold in column '{found.used['answer']}'")
-    verifier = _optional("verifier", row, table, found) or default_verifier
-    if not verifier:
-        raise RowRefused(f"no verifier: {_looked_for('verifier', row, table)}, or name one for all rows")
-    problem_id = _optional("problem_id", row, table, found) or content_id(prompt, answer)
-    domain = _optional("domain", row, table, found) or ""
-    source = _optional("source", row, table, found) or ""
-    rest = {name: plain(value) for name, value in row.items() if name not in found.kept_whole}
-    problem = Problem(
-        problem_id=problem_id,
-        prompt=prompt,
-        answer=answer,
-        verifier=verifier,
-        domain=domain,
-        source=source,
-        extra={name: value for name, value in rest.items() if value is not MISSING},
-    )
-    _check_storable(problem)
-    return ReadRow(problem, found.used, tuple(name for name, value in rest.items() if value is MISSING))
+def _exported(row: Mapping[str, Any]) -> Problem:
+    """The problem of a row that `export` has written. Raises RowRefused."""
+    try:
+        prompt = json.loads(row["prompt"]) if row.get("prompt_is_messages") else row["prompt"]
+        extra = json.loads(row["extra"]) if isinstance(row["extra"], str) else row["extra"]
+    except ValueError as error:
+        raise RowRefused("a column of an exported pool is not JSON") from error
+    texts = {name: row[name] for name in ("problem_id", "answer", "verifier", "domain", "source")}
+    if not isinstance(extra, Mapping) or not all(isinstance(text, str) for text in texts.values()):
+        raise RowRefused("a column of an exported pool is of another type than when it was written")
+    prompt = prompt if isinstance(prompt, str) else read_prompt(prompt)
+    if is_blank(prompt) or not texts["problem_id"] or not texts["verifier"]:
+        raise RowRefused("empty prompt, problem_id or verifier in an exported pool")
+    return Problem(prompt=prompt, extra=extra, **texts)
 
 
-def with_mapping(mapping: Mapping[str, str]) -> Mapping[str, Mapping[str, Reader]]:
-    """`COLUMNS`, where a mapped field has its one column. Raises ValueError for an unknown field."""
-    for name in mapping:
-        if name not in COLUMNS:
-            raise ValueError(f"mapping of '{name}': no field of a problem; known: {', '.join(COLUMNS)}")
-    return {
-        name: {mapping[name]: MAPPED_READERS.get(name, _name)} if name in mapping else known
-        for name, known in COLUMNS.items()
-    }
-
-
-def content_id(prompt: read.Prompt, answer: str) -> str:
+def content_id(prompt: Prompt, answer: str) -> str:
     """An id made of prompt and gold: the first 16 hex digits of their SHA-256."""
     turns = [prompt] if isinstance(prompt, str) else [text for m in prompt for text in (m["role"], m["content"])]
     digest = hashlib.sha256()
@@ -144,6 +226,8 @@ def content_id(prompt: read.Prompt, answer: str) -> str:
 
 def plain(value: Any) -> Any:
     """A value as JSON can hold it: dates and decimals as text, tuples as lists; MISSING for anything with bytes."""
+    if value is None or isinstance(value, _SCALARS):
+        return value
     if isinstance(value, Mapping):
         return _unless_missing({str(k): plain(v) for k, v in value.items()})
     if isinstance(value, list | tuple):
@@ -152,53 +236,12 @@ def plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, decimal.Decimal | datetime.timedelta):
         return str(value)
-    return value if value is None or isinstance(value, str | int | float) else MISSING
+    return MISSING
 
 
 def _unless_missing(value: dict[str, Any] | list[Any]) -> Any:
     parts = value.values() if isinstance(value, dict) else value
     return MISSING if any(part is MISSING for part in parts) else value
-
-
-def lookup(row: Mapping[str, Any], column: str) -> Any:
-    """The value of a column, or MISSING. A name with a dot that is no column is a path into an object."""
-    if column in row:
-        return row[column]
-    name, dot, inner = column.partition(".")
-    if dot and isinstance(row.get(name), Mapping):
-        return lookup(row[name], inner)
-    return MISSING
-
-
-def _required(field_name: str, row: Mapping[str, Any], table: Mapping[str, Mapping[str, Reader]], found: _Found) -> Any:
-    null = None
-    for column, reader in table[field_name].items():
-        value = lookup(row, column)
-        if value is MISSING:
-            continue
-        if value is None:
-            null = null or column
-            continue
-        result = reader(value)
-        _note(field_name, column, value, result, found)
-        return result
-    if null is not None:
-        raise RowRefused(f"{_word(field_name)} is null in column '{null}'")
-    raise RowRefused(f"no column for the {_word(field_name)}: {_looked_for(field_name, row, table)}")
-
-
-def _optional(
-    field_name: str, row: Mapping[str, Any], table: Mapping[str, Mapping[str, Reader]], found: _Found
-) -> str | None:
-    for column, reader in table[field_name].items():
-        value = lookup(row, column)
-        if value is MISSING or value is None:
-            continue
-        result: Any = reader(value)
-        if isinstance(result, str) and result.strip():
-            _note(field_name, column, value, result, found)
-            return result
-    return None
 
 
 def _note(field_name: str, column: str, value: Any, result: Any, found: _Found) -> None:
@@ -207,7 +250,7 @@ def _note(field_name: str, column: str, value: Any, result: Any, found: _Found) 
         found.kept_whole.add(column)
 
 
-def _looked_for(field_name: str, row: Mapping[str, Any], table: Mapping[str, Mapping[str, Reader]]) -> str:
+def _looked_for(field_name: str, row: Mapping[str, Any], table: Table) -> str:
     return (
         f"the row has {', '.join(sorted(map(str, row))) or 'none'}; looked for {', '.join(table[field_name])}; "
         f'set mapping.{field_name} = "<column>" to name it'
@@ -218,11 +261,15 @@ def _word(field_name: str) -> str:
     return "gold" if field_name == "answer" else field_name
 
 
-def _check_storable(problem: Problem) -> None:
+def _storable(problem: Problem) -> Mapping[str, Any]:
+    """The row of the pool's table. Raises RowRefused for text that no file can hold."""
     try:
-        for text in problem_row(problem).values():
-            str(text).encode("utf-8")
+        row = problem_row(problem)
+        for value in row.values():
+            if isinstance(value, str):
+                value.encode("utf-8")
     except UnicodeEncodeError:
         raise RowRefused("half of a surrogate pair in the text") from None
     except RecursionError:
         raise RowRefused("nested too deeply") from None
+    return row

@@ -48,7 +48,8 @@ def test_c42_unknown_columns_are_named_with_the_setting_that_maps_them() -> None
     with pytest.raises(RowRefused) as refused:
         problem(task="1+1?", target="2")
     assert str(refused.value) == (
-        "no column for the prompt: the row has target, task; looked for prompt, messages, problem, question; "
+        "no column for the prompt: the row has target, task; looked for prompt, messages, source_prompt, "
+        "conversations, responses_create_params.input, problem, question, instruction; "
         'set mapping.prompt = "<column>" to name it'
     )
     mapped = to_problem(
@@ -125,6 +126,10 @@ def test_a_null_column_gives_way_to_the_next() -> None:
         ({"solution": "so 5\n#### 5"}, "5"),
         ({"answer": 7}, "7"),
         ({"answer": True}, "true"),
+        ({"answer": ["1", "2"]}, '["1", "2"]'),
+        ({"ground_truth": [12]}, "12"),
+        ({"reward_model": {"ground_truth": '["12"]'}}, "12"),
+        ({"reward_model": {"ground_truth": '["1", "2"]'}}, '["1", "2"]'),
     ],
 )
 def test_golds(row: dict[str, Any], gold: str) -> None:
@@ -135,7 +140,9 @@ def test_golds(row: dict[str, Any], gold: str) -> None:
     ("row", "reason"),
     [
         ({"answer": "work ####  "}, "empty gold"),
-        ({"answer": ["1", "2"]}, "the gold is a list"),
+        ({"answer": []}, "the gold is a list without elements"),
+        ({"answer": [{"a": 1}]}, "the gold is a list"),
+        ({"answer": {"a": 1}}, "the gold is a dict"),
         ({"solution": "it is 5"}, "neither"),
     ],
 )
@@ -188,7 +195,7 @@ def test_messages_that_end_with_a_question_are_not_cut_silently() -> None:
         ([turn("system", "Be short.")], "empty prompt"),
         ([turn("user", " ")], "empty prompt"),
         ([{"role": "user"}], "role and a content"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "role and a content"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image'; only text can be sampled from"),
         (["1+1?"], "a message is a str"),
         ({"text": "1+1?"}, "the prompt is a dict"),
         ("\ud800", "surrogate"),
@@ -266,7 +273,13 @@ def test_large_strings_and_several_row_groups_of_parquet_are_read(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.csv", b"a,b\n", r"unknown extension '\.csv'; known: \.json, \.jsonl"),
+        ("rows.xml", b"<a/>", r"unknown extension '\.xml'; known: \.csv, \.json, \.jsonl"),
+        ("rows.csv", b"a,b\n", "holds no rows"),
+        ("rows.csv", b"a,a\n1,2\n", r"rows\.csv:1: two columns have the name 'a'"),
+        ("rows.csv", b'a,b\n"1,2\n', r"rows\.csv:\d: not CSV"),
+        ("rows.json", b'[{"a": 1}\n {}]', r"rows\.json:2: not JSON: expected ',' or '\]'"),
+        ("rows.json", b"[] x", r"rows\.json:1: not JSON: the text goes on"),
+        ("rows.json", b'[{"a": "\xff"}]', r"rows\.json: not JSON that can be read"),
         ("rows.json", b"[{]", r"rows\.json:1: not JSON"),
         ("rows.parquet", b"PAR1", "not a Parquet file"),
         ("rows.jsonl", b"\n\n", "holds no rows"),
