@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -66,10 +68,10 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
     def first(name: str) -> Any:
         return batch.column(name)[0].as_py()
 
-    tokens = _tokens(batch)
-    mask = tokens.loss_mask
-    branches, steps = _per_token(batch, "version_branch")[mask], tokens.version_step[mask]
-    sampled = np.bincount(tokens.rollout[mask], minlength=batch.num_rows)
+    rollouts = _tokens(batch)
+    sampled = [int(np.count_nonzero(tokens.loss_mask)) for tokens in rollouts]
+    num_tokens = sum(sampled)
+    step_sum = sum(int(tokens.version_step.sum(where=tokens.loss_mask)) for tokens in rollouts)
     rewards, decisions = batch.column("reward").to_pylist(), batch.column("decision").to_pylist()
     end_reasons = batch.column("end_reason").to_pylist()
     cut = (EndReason.ABORT, EndReason.ERROR)
@@ -91,14 +93,22 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
         num_failed=num_failed,
         num_unscored=batch.num_rows - num_passed - num_failed,
         num_truncated=end_reasons.count(EndReason.LENGTH.value),
-        versions=frozenset(PolicyVersion(b, s) for b, s in set(zip(branches.tolist(), steps.tolist(), strict=True))),
-        mean_step=float(steps.mean()) if len(steps) else -1.0,
-        num_tokens=len(steps),
+        versions=frozenset[PolicyVersion]().union(*map(_versions, rollouts)),
+        mean_step=step_sum / num_tokens if num_tokens else -1.0,
+        num_tokens=num_tokens,
         seconds=first("finished_at_s") - first("dispatched_at_s"),
-        num_valid_tokens=int(sampled[valid].sum()),
-        mixed_context_tokens=_mixed_context_tokens(batch, tokens),
-        fault=fault_of(tokens, np.array(valid, np.bool_), vocab_size),
+        num_valid_tokens=sum(count for count, is_valid in zip(sampled, valid, strict=True) if is_valid),
+        mixed_context_tokens=_mixed_context_tokens(batch, rollouts),
+        fault=next(filter(None, (fault_of(rollouts[r], vocab_size) for r in np.flatnonzero(valid))), ""),
     )
+
+
+def _versions(tokens: Tokens) -> frozenset[PolicyVersion]:
+    """The versions that sampled a rollout, looked at where they begin: they change seldom."""
+    branches, steps = tokens.version_branch[tokens.loss_mask], tokens.version_step[tokens.loss_mask]
+    begins = np.ones(len(steps), np.bool_)
+    begins[1:] = (steps[1:] != steps[:-1]) | (branches[1:] != branches[:-1])
+    return frozenset(map(PolicyVersion, branches[begins].tolist(), steps[begins].tolist()))
 
 
 def _per_token(batch: pa.RecordBatch, name: str) -> NDArray[Any]:
@@ -109,25 +119,18 @@ def _per_token(batch: pa.RecordBatch, name: str) -> NDArray[Any]:
     return values
 
 
-def _tokens(batch: pa.RecordBatch) -> Tokens:
-    lengths = batch.column("token_ids").value_lengths().to_numpy().astype(np.int64)
-    rollout = np.repeat(np.arange(len(lengths)), lengths)
-    starts = np.cumsum(lengths) - lengths
-    return Tokens(
-        token_ids=_per_token(batch, "token_ids"),
-        loss_mask=_per_token(batch, "loss_mask"),
-        behavior_logprobs=_per_token(batch, "behavior_logprobs"),
-        version_step=_per_token(batch, "version_step"),
-        rollout=rollout,
-        position=np.arange(len(rollout)) - starts[rollout],
-        lengths=lengths,
-        num_prompt=batch.column("num_prompt_tokens").to_numpy().astype(np.int64),
-    )
+def _tokens(batch: pa.RecordBatch) -> list[Tokens]:
+    names = ("token_ids", "loss_mask", "behavior_logprobs", "version_branch", "version_step")
+    columns = {name: _per_token(batch, name) for name in names}
+    num_prompt = batch.column("num_prompt_tokens").to_pylist()
+    ends = accumulate(batch.column("token_ids").value_lengths().to_pylist())
+    return [
+        Tokens(rollout=r, num_prompt=num_prompt[r], **{name: values[start:end] for name, values in columns.items()})
+        for r, (start, end) in enumerate(pairwise([0, *ends]))
+    ]
 
 
-def _mixed_context_tokens(batch: pa.RecordBatch, tokens: Tokens) -> int:
-    begins = batch.column("mixed_context_from")
-    if begins.null_count == len(begins):
-        return 0
-    mixed_from = np.array([n if n is not None else np.iinfo(np.int64).max for n in begins.to_pylist()], np.int64)
-    return int((tokens.loss_mask & (tokens.position >= mixed_from[tokens.rollout])).sum())
+def _mixed_context_tokens(batch: pa.RecordBatch, rollouts: Sequence[Tokens]) -> int:
+    begins = batch.column("mixed_context_from").to_pylist()
+    marked = ((tokens, begin) for tokens, begin in zip(rollouts, begins, strict=True) if begin is not None)
+    return sum(int(np.count_nonzero(tokens.loss_mask[max(begin, 0) :])) for tokens, begin in marked)

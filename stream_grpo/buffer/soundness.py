@@ -1,6 +1,6 @@
-"""What would make a gradient wrong without a word: the learner's checks of a rollout, on a whole record at once. Pure.
+"""What would make a gradient wrong without a word: the learner's checks of a rollout, on its arrays. Pure.
 
-Arrays are flat over the tokens of all rollouts. A rollout that is not valid enters no gradient and is not looked at.
+A rollout that is not valid enters no gradient and is not looked at.
 """
 
 from __future__ import annotations
@@ -13,58 +13,52 @@ from numpy.typing import NDArray
 
 LOGPROB_TOLERANCE = 1e-6
 """How far above 0 rounding may carry a logprob."""
+_MAX_ID = int(np.iinfo(np.int32).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """The tokens of a record, N in all, of R rollouts."""
+    """The tokens of a rollout: T of them, prompt and response together."""
 
+    rollout: int
+    """Its number in the group."""
     token_ids: NDArray[np.int32]
-    """[N]"""
+    """[T]"""
     loss_mask: NDArray[np.bool_]
-    """[N]"""
+    """[T]"""
     behavior_logprobs: NDArray[np.float32]
-    """[N]"""
+    """[T]"""
+    version_branch: NDArray[np.int32]
+    """[T]"""
     version_step: NDArray[np.int32]
-    """[N]"""
-    rollout: NDArray[np.int64]
-    """[N] which rollout a token is of."""
-    position: NDArray[np.int64]
-    """[N] index of a token in its rollout."""
-    lengths: NDArray[np.int64]
-    """[R] tokens of each rollout."""
-    num_prompt: NDArray[np.int64]
-    """[R] tokens of each prompt."""
+    """[T]"""
+    num_prompt: int
 
 
-def fault_of(tokens: Tokens, valid: NDArray[np.bool_], vocab_size: int | None = None) -> str:
-    """What is wrong with the valid rollouts of a record, the rollout named; empty where nothing is.
+def fault_of(tokens: Tokens, vocab_size: int | None = None) -> str:
+    """What is wrong with a valid rollout, which is named; empty where nothing is.
 
-    `valid`: [R]. `vocab_size` None takes any id from 0.
+    `vocab_size` None takes any id from 0.
     """
-    lengths, num_prompt = tokens.lengths, tokens.num_prompt
-    halves = valid & ((num_prompt <= 0) | (num_prompt >= lengths))
-    if halves.any():
-        r = int(halves.argmax())
-        found = f"rollout {r} has {num_prompt[r]} prompt tokens of {lengths[r]}"
+    num_tokens, num_prompt = len(tokens.token_ids), tokens.num_prompt
+    if not 0 < num_prompt < num_tokens:
+        found = f"rollout {tokens.rollout} has {num_prompt} prompt tokens of {num_tokens}"
         return f"tokens: {found}, a prompt and a response are needed"
-    is_valid = valid[tokens.rollout]
-    is_target = tokens.loss_mask & is_valid
-    logprobs, ids = tokens.behavior_logprobs, tokens.token_ids
+    mask, logprobs, ids = tokens.loss_mask, tokens.behavior_logprobs, tokens.token_ids
+    most = _MAX_ID if vocab_size is None else vocab_size
     # Written so that NaN is outside.
     is_logprob = (logprobs <= LOGPROB_TOLERANCE) & (logprobs > -np.inf)
-    is_id = (ids >= 0) & (ids < (np.iinfo(np.int32).max if vocab_size is None else vocab_size))
-    for wrong, name, values, what in (
-        (is_target & (tokens.position < num_prompt[tokens.rollout]), "loss mask", None, "is of the prompt and set"),
-        (is_target & (tokens.version_step < 0), "versions", None, "is sampled and of no policy version"),
-        (is_target & ~is_logprob, "logprobs", logprobs, "expected finite and at most 0"),
-        (is_valid & ~is_id, "token ids", ids, f"outside the vocabulary of {vocab_size or 'any size'}"),
-    ):
+    # As unsigned numbers those below 0 are above every other.
+    is_id = ids.view(np.uint32) < most
+    checks: tuple[tuple[NDArray[np.bool_], str, NDArray[Any] | None, str], ...] = (
+        (mask[:num_prompt], "loss mask", None, "is of the prompt and set"),
+        (mask & (tokens.version_step < 0), "versions", None, "is sampled and of no policy version"),
+        (mask & ~is_logprob, "logprobs", logprobs, "expected finite and at most 0"),
+        (~is_id, "token ids", ids, f"outside the vocabulary of {vocab_size or 'any size'}"),
+    )
+    for wrong, name, values, what in checks:
         if wrong.any():
-            return _sentence(tokens, int(wrong.argmax()), name, values, what)
+            position = int(wrong.argmax())
+            value = "" if values is None else f" is {values[position]},"
+            return f"{name}: token {position} of rollout {tokens.rollout}{value} {what}"
     return ""
-
-
-def _sentence(tokens: Tokens, index: int, name: str, values: NDArray[Any] | None, what: str) -> str:
-    value = "" if values is None else f" is {values[index]},"
-    return f"{name}: token {tokens.position[index]} of rollout {tokens.rollout[index]}{value} {what}"

@@ -119,7 +119,7 @@ def read_batch(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
         raise ValueError("a group without rollouts")
     for name in _PER_GROUP:
         column = batch.column(name)
-        if column.null_count or len(column.unique()) != 1:
+        if column.null_count or len(set(column.to_pylist())) != 1:
             raise ValueError(f"column {name}: rows of one group differ")
     lengths = batch.column("token_ids").value_lengths()
     for name in _PER_TOKEN:
