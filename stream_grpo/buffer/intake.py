@@ -207,6 +207,7 @@ class Intake:
             config_hash=rules.config_hash,
         )
         self._book.write(self._row_of(facts, admission, now), group.data)
+        self._outbox.keep(facts)
         if admission.fate is Fate.ACCEPTED:
             self._stock.keep(facts, group.data)
         self._answers += [Answer(asked_by, *admission) for asked_by in group.asked_by]

@@ -45,7 +45,9 @@ _STATES = frozenset().union(*_LEGAL.values())
 
 
 @dataclass(slots=True)
-class _Account:
+class Account:
+    """A group as the account sees it, until its end is final."""
+
     state: Kind
     tokens: Counter[str] = field(default_factory=Counter)
     """The group's sampled tokens by fate."""
@@ -54,9 +56,11 @@ class _Account:
 class Ledger:
     """Groups by state and tokens by fate, kept by `apply`."""
 
+    folded = ("_open", "_groups", "_tokens", "_num_ticketed", "_generated", "evaluated", "ends")
+
     def __init__(self) -> None:
         """An account without entries."""
-        self._open: dict[str, _Account] = {}
+        self._open: dict[str, Account] = {}
         self._groups: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._num_ticketed = 0
@@ -99,7 +103,7 @@ class Ledger:
     def _move(self, row: Transition) -> None:
         account = self._open.get(row.group_id)
         if account is None:
-            account = self._open[row.group_id] = _Account(row.kind)
+            account = self._open[row.group_id] = Account(row.kind)
             self._num_ticketed += 1
         else:
             self._groups[account.state] -= 1
@@ -113,7 +117,7 @@ class Ledger:
             if row.kind is not Kind.TRAINED:
                 del self._open[row.group_id]
 
-    def _tokens_after(self, row: Transition, account: _Account) -> Counter[str]:
+    def _tokens_after(self, row: Transition, account: Account) -> Counter[str]:
         if row.length:
             self._generated += row.num_tokens
         total = row.num_tokens if row.length else account.tokens.total()
@@ -129,7 +133,7 @@ class Ledger:
             case _:
                 return Counter(buffered=total)
 
-    def _check_trained(self, row: Transition, account: _Account) -> None:
+    def _check_trained(self, row: Transition, account: Account) -> None:
         reported = row.trained_tokens + row.masked_tokens + row.baseline_only_tokens
         if reported != account.tokens.total():
             raise LedgerError(

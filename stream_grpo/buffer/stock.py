@@ -39,6 +39,8 @@ class Held:
 class Stock:
     """Held groups in the order they came in."""
 
+    folded = ("_held", "_leased", "_num_live", "final")
+
     def __init__(self) -> None:
         """Empty."""
         self._held: dict[str, Held] = {}
@@ -82,6 +84,14 @@ class Stock:
         for group_id in final:
             del self._held[group_id]
         return final
+
+    def segments(self) -> set[int]:
+        """Segments with a group that has no final end."""
+        return {held.location.segment for held in self._held.values()}
+
+    def live_segments(self) -> set[int]:
+        """Segments with a group that is still to be trained."""
+        return {held.location.segment for held in self._held.values() if held.state is not Kind.TRAINED}
 
     def keep(self, facts: GroupFacts, data: bytes) -> None:
         """Keep the bytes of a group that was just accepted."""

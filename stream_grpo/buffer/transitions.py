@@ -1,6 +1,7 @@
 """Transitions: what happened to a group, one row each, and the Arrow schema of the log that holds them.
 
-Everything the buffer knows is a fold over these rows, so a restart rebuilds it. What the columns hold, by kind:
+Everything the buffer knows is a fold over these rows, so a restart rebuilds it, from the newest snapshot on. What the
+columns hold, by kind:
 
     kind           branch, step               reason                              also
     hello          -                          -                                   sampler_id, owner_epoch: incarnation
@@ -18,6 +19,8 @@ Everything the buffer knows is a fold over these rows, so a restart rebuilds it.
     started        learner                    forks as JSON: {"1": [0, 10]}
     checkpointed   the oldest kept checkpoint -
     evaluated      the evaluated weights      -                                   sampler_id, num_tokens; once a version
+    removed        -                          -                                   segment: it leaves the disk next
+    snapshot       -                          all folds as JSON, see `snapshot`   first row of every log but the first
 
 The counts of a record are `num_tokens`, sampled ones, `num_truncated` and `mixed_context_tokens`. `crc32` is of the
 record's bytes, `checksum` is the CRC32 of the other columns of the row as a JSON list without spaces: Arrow itself does
@@ -55,6 +58,8 @@ class Kind(StrEnum):
     STARTED = "started"
     CHECKPOINTED = "checkpointed"
     EVALUATED = "evaluated"
+    REMOVED = "removed"
+    SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,7 @@ _COLUMNS: Mapping[str, pa.DataType] = {
 
 TRANSITION_SCHEMA = pa.schema(
     [pa.field(name, of_type, nullable=False) for name, of_type in {**_COLUMNS, "checksum": pa.uint32()}.items()],
-    metadata={"schema": "stream_grpo.transition", "schema_version": "3"},
+    metadata={"schema": "stream_grpo.transition", "schema_version": "4"},
 )
 
 

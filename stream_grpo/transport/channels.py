@@ -10,8 +10,9 @@ no caller is ever blocked without a cause. An insert alone is held for as long a
     sampler    insert       body: one encoded group                        taken     fate, reason
     sampler    evaluated    sampler_id, version, num_tokens                noted
     learner    start        version, forks                                 started
-    learner    lease        version, num_groups                            batch     cause, ages; body: encoded groups
-    learner    trained      version (after the step), group_ids, tokens    counted   ledger
+    learner    lease        version, num_groups                            batch     cause, ages, checkpoint_wanted;
+                                                                                    body: encoded groups
+    learner    trained      version (after the step), group_ids, tokens    counted   ledger, checkpoint_wanted
     learner    checkpointed version                                        noted
     anyone     ledger                                                      ledger    groups, tokens, closes
 """
@@ -46,6 +47,8 @@ class Lease:
     """Policy age of each group at lease."""
     cause: str
     """Why there are no groups yet; empty where there are."""
+    checkpoint_wanted: bool = False
+    """Whether the journal needs a checkpoint before the next is due, so that it may delete what is trained."""
 
 
 class SamplerChannel:
@@ -142,7 +145,13 @@ class LearnerChannel:
         """Ask for the groups of the step that starts from `version`. A repeat gives the same groups."""
         answer = self._client.call("lease", {"version": list(version), "num_groups": num_groups}, timeout_s=timeout_s)
         groups = tuple(decode_group(data) for data in answer.body)
-        return Lease(groups=groups, ages=tuple(answer.fields["ages"]), cause=answer.fields["cause"])
+        fields = answer.fields
+        return Lease(
+            groups=groups,
+            ages=tuple(fields["ages"]),
+            cause=fields["cause"],
+            checkpoint_wanted=fields.get("checkpoint_wanted", False),
+        )
 
     def trained(
         self,
@@ -153,7 +162,8 @@ class LearnerChannel:
     ) -> Mapping[str, Any]:
         """Report a finished step; `version` is the one it made.
 
-        `tokens`: for every group its sampled tokens by fate (trained, masked, baseline_only). Returns the ledger.
+        `tokens`: for every group its sampled tokens by fate (trained, masked, baseline_only). Returns the ledger, and
+        `checkpoint_wanted` as in `Lease`.
         """
         fields = {
             "version": list(version),
