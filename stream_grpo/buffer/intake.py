@@ -234,6 +234,11 @@ class Intake:
         for surplus in self._stock.accepted()[num_missing:]:
             self._book.write(self._book.row(Kind.STALE, now, surplus.group_id, "surplus"))
 
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of records that have come in and will be journaled with their block."""
+        return sum(len(group.data) for group in self._staged.values())
+
     def take_answers(self) -> list[Answer]:
         """How inserts were taken since the last call."""
         answers, self._answers = self._answers, []

@@ -107,7 +107,7 @@ class BufferProcess:
         self._disk = Disk(
             free_bytes or (lambda: shutil.disk_usage(directory).free),
             buffer.min_free_bytes,
-            journal_bytes=lambda: self._journal.num_bytes,
+            journal_bytes=lambda: self._journal.num_bytes + self._intake.staged_bytes,
             max_bytes=buffer.max_bytes,
             reserve_bytes=buffer.reserve_bytes,
         )

@@ -42,6 +42,8 @@ def show_groups(run: Path, filters: Filters, limit: int, console: Console) -> No
     """Show the newest groups that pass, the newest last."""
     lines = newest_lines(journal_of(run), filters, limit)
     console.table(text.COLUMNS, map(text.cells, lines), numbers=text.NUMBERS)
+    if not lines:
+        console.say("no such group has come in, or its segment has left the disk")
 
 
 def show_group(run: Path, group_id: str, console: Console, *, with_tokens: bool) -> None:
