@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, fields
+from itertools import accumulate, compress, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stream_grpo.buffer.soundness import Tokens, fault_of
+from stream_grpo.buffer.soundness import Rollout, Tokens, fault_of
 from stream_grpo.transport.codec import GROUP_SCHEMA
 from stream_grpo.types import Decision, EndReason, PolicyVersion
+
+_READ = tuple(field.name for field in fields(Tokens))
+"""Per-token columns that are looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +71,10 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
     def first(name: str) -> Any:
         return batch.column(name)[0].as_py()
 
-    rollouts = _tokens(batch)
-    sampled = [int(np.count_nonzero(tokens.loss_mask)) for tokens in rollouts]
+    tokens = Tokens(**{name: _per_token(batch, name) for name in _READ})
+    rollouts = _rollouts(batch, tokens)
+    sampled = [int(np.count_nonzero(rollout.tokens.loss_mask)) for rollout in rollouts]
     num_tokens = sum(sampled)
-    step_sum = sum(int(tokens.version_step.sum(where=tokens.loss_mask)) for tokens in rollouts)
     rewards, decisions = batch.column("reward").to_pylist(), batch.column("decision").to_pylist()
     end_reasons = batch.column("end_reason").to_pylist()
     cut = (EndReason.ABORT, EndReason.ERROR)
@@ -93,18 +96,18 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
         num_failed=num_failed,
         num_unscored=batch.num_rows - num_passed - num_failed,
         num_truncated=end_reasons.count(EndReason.LENGTH.value),
-        versions=frozenset[PolicyVersion]().union(*map(_versions, rollouts)),
-        mean_step=step_sum / num_tokens if num_tokens else -1.0,
+        versions=_versions(tokens),
+        mean_step=int(tokens.version_step.sum(where=tokens.loss_mask)) / num_tokens if num_tokens else -1.0,
         num_tokens=num_tokens,
         seconds=first("finished_at_s") - first("dispatched_at_s"),
         num_valid_tokens=sum(count for count, is_valid in zip(sampled, valid, strict=True) if is_valid),
         mixed_context_tokens=_mixed_context_tokens(batch, rollouts),
-        fault=next(filter(None, (fault_of(rollouts[r], vocab_size) for r in np.flatnonzero(valid))), ""),
+        fault=fault_of(tokens, compress(rollouts, valid), vocab_size),
     )
 
 
 def _versions(tokens: Tokens) -> frozenset[PolicyVersion]:
-    """The versions that sampled a rollout, looked at where they begin: they change seldom."""
+    """The versions that sampled any token, looked at where they begin: they change seldom."""
     branches, steps = tokens.version_branch[tokens.loss_mask], tokens.version_step[tokens.loss_mask]
     begins = np.ones(len(steps), np.bool_)
     begins[1:] = (steps[1:] != steps[:-1]) | (branches[1:] != branches[:-1])
@@ -119,18 +122,16 @@ def _per_token(batch: pa.RecordBatch, name: str) -> NDArray[Any]:
     return values
 
 
-def _tokens(batch: pa.RecordBatch) -> list[Tokens]:
-    names = ("token_ids", "loss_mask", "behavior_logprobs", "version_branch", "version_step")
-    columns = {name: _per_token(batch, name) for name in names}
+def _rollouts(batch: pa.RecordBatch, tokens: Tokens) -> list[Rollout]:
     num_prompt = batch.column("num_prompt_tokens").to_pylist()
-    ends = accumulate(batch.column("token_ids").value_lengths().to_pylist())
+    ends = accumulate(batch.column("token_ids").value_lengths().to_pylist(), initial=0)
     return [
-        Tokens(rollout=r, num_prompt=num_prompt[r], **{name: values[start:end] for name, values in columns.items()})
-        for r, (start, end) in enumerate(pairwise([0, *ends]))
+        Rollout(number, num_prompt[number], Tokens(**{name: getattr(tokens, name)[start:end] for name in _READ}))
+        for number, (start, end) in enumerate(pairwise(ends))
     ]
 
 
-def _mixed_context_tokens(batch: pa.RecordBatch, rollouts: Sequence[Tokens]) -> int:
+def _mixed_context_tokens(batch: pa.RecordBatch, rollouts: Sequence[Rollout]) -> int:
     begins = batch.column("mixed_context_from").to_pylist()
-    marked = ((tokens, begin) for tokens, begin in zip(rollouts, begins, strict=True) if begin is not None)
-    return sum(int(np.count_nonzero(tokens.loss_mask[max(begin, 0) :])) for tokens, begin in marked)
+    marked = ((rollout, begin) for rollout, begin in zip(rollouts, begins, strict=True) if begin is not None)
+    return sum(int(np.count_nonzero(rollout.tokens.loss_mask[max(begin, 0) :])) for rollout, begin in marked)
