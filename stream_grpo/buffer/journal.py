@@ -53,13 +53,14 @@ class Journal:
         self.num_commits, self.commit_s, self.longest_commit_s = 0, 0.0, 0.0
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = Lock(directory)
+        self.log_number = max(layout.logs(directory), default=1)
+        """Number of the log that is written to; the first is 1."""
+        self._log = AppendOnly(directory / layout.log_name(self.log_number))
         try:
-            self.log_number = max(layout.logs(directory), default=1)
-            """Number of the log that is written to; the first is 1."""
-            self._log = AppendOnly(directory / layout.log_name(self.log_number))
             self.num_incomplete = self._recover()
             """Groups that a crash left incomplete, none of them acknowledged."""
         except BaseException:
+            self._log.close()
             self._lock.release()
             raise
 

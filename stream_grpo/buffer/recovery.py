@@ -141,10 +141,9 @@ def repair_segments(directory: Path, retention: Retention) -> int:
     found = layout.segments(directory)
     for number, segment in retention.segments.items():
         _check_segment(directory / layout.segment_name(number), segment.end)
-    for number in [number for number in found if number <= retention.newest and number not in retention.segments]:
-        found.pop(number).unlink()  # the log says it is removed
+    removed = {number for number in found if number <= retention.newest} - retention.segments.keys()
     ends = {number: retention.segments[number].end if number in retention.segments else 0 for number in found}
-    unnamed = [number for number, path in found.items() if path.stat().st_size > ends[number]]
+    unnamed = [n for n, path in found.items() if n not in removed and path.stat().st_size > ends[n]]
     for number in unnamed:
         if number not in (retention.newest, retention.newest + 1) or len(unnamed) > 1:
             raise JournalError(

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stream_grpo import config_file
 from stream_grpo.buffer.retention import Limits, Retention
 from stream_grpo.buffer.transitions import Kind, Transition
+from stream_grpo.errors import ConfigError
 from stream_grpo.types import PolicyVersion
 from tests.buffer.fakes import FakeCurator
 from tests.buffer.test_process import Running, eventually, insert, run, tickets_for, train  # noqa: F401
@@ -101,6 +103,14 @@ def test_a_group_in_a_settled_segment_never_changes_again(seed: int, max_policy_
         assert not settled & book.stock.segments()
         num_settled = max(num_settled, len(settled))
     assert num_settled or Kind.CHECKPOINTED not in {row.kind for row in journal.rows}
+
+
+def test_a_bound_that_checkpoints_could_not_keep_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"buffer.max_bytes = 1073741824: beside buffer.retain_bytes = 8589934592 .*"):
+        config_file.parse({"model": {"path": "-"}, "buffer": {"max_bytes": 1 << 30}}, source="test")
+    # 4 (2^16 + 2^16 + 2^20) = 4718592 beside nothing that is kept.
+    least = {"retain_bytes": 0, "segment_bytes": 1 << 16, "max_message_bytes": 1 << 16, "log_bytes": 1 << 20}
+    config_file.parse({"model": {"path": "-"}, "buffer": least | {"max_bytes": 4718592}}, source="test")
 
 
 SMALL = {"segment_bytes": 8192, "log_bytes": 20_000, "retain_bytes": 0, "max_message_bytes": 4096}
