@@ -159,9 +159,13 @@ class Journal:
         self.num_appended += 1
 
     def append_group(self, data: bytes, transition: Transition) -> Transition:
-        """Add a record and its transition to the next commit; returns the transition with the record's location."""
+        """Add a record and its transition to the next commit; returns the transition with the record's location.
+
+        The CRC32 is taken from the transition where that has it.
+        """
+        crc32 = transition.crc32 or zlib.crc32(data)
         placed = replace(
-            transition, segment=self.segment_number, offset=self._next_offset, length=len(data), crc32=zlib.crc32(data)
+            transition, segment=self.segment_number, offset=self._next_offset, length=len(data), crc32=crc32
         )
         self._records.append(data)
         self._next_offset += len(data)

@@ -143,6 +143,8 @@ TRANSITION_SCHEMA = pa.schema(
     metadata={"schema": "stream_grpo.transition", "schema_version": "4"},
 )
 
+_ROW = pa.struct(list(TRANSITION_SCHEMA))
+
 
 def checksum(values: Iterable[Any]) -> int:
     """CRC32 of a row's values in column order, as a JSON list without spaces."""
@@ -151,10 +153,10 @@ def checksum(values: Iterable[Any]) -> int:
 
 def encode_transitions(rows: Iterable[Transition]) -> bytes:
     """Rows as one IPC message, without its schema."""
-    values = [[getattr(row, name) for name in _COLUMNS] for row in rows]
-    columns = [*zip(*values, strict=True), [checksum(row) for row in values]]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, TRANSITION_SCHEMA, strict=True)]
-    data: bytes = pa.RecordBatch.from_arrays(arrays, schema=TRANSITION_SCHEMA).serialize().to_pybytes()
+    values = ([getattr(row, name) for name in _COLUMNS] for row in rows)
+    # One conversion for all columns: an array each takes twice as long for the few rows of a commit.
+    structs = pa.array([(*row, checksum(row)) for row in values], _ROW)
+    data: bytes = pa.RecordBatch.from_struct_array(structs).serialize().to_pybytes()
     return data
 
 
