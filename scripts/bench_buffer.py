@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,26 +209,31 @@ def measure(directory: Path, num_tokens: int, at_once: int, repeats: int, encode
             log = driven.process._journal._log
             before = log.size
             if encoded:
-                times = {"ours": seconds(lambda g=groups: driven.insert([encode_group(group) for group in g]))}
+                times = {"ours": seconds(partial(encode_and_insert, driven, groups))}
                 row = b"x" * (log.size - before)
                 for kind, of in (("lists", as_lists), ("numpy", as_arrays)):
                     plain = [of(group) for group in groups]
-                    times[kind] = seconds(lambda p=plain, r=row: write(pickled(p), r))
+                    times[kind] = seconds(partial(pickle_and_write, write, plain, row))
             else:
-                times = {"ours": seconds(lambda r=records: driven.insert(r))}
-                times["bare"] = seconds(lambda r=records, n=log.size - before: write(b"".join(r), b"x" * n))
+                times = {"ours": seconds(partial(driven.insert, records))}
+                times["bare"] = seconds(partial(write, b"".join(records), b"x" * (log.size - before)))
             for way, taken in times.items():
                 ways.setdefault(way, []).append(taken / at_once * 1e3)
         driven.process.close()
     return {way: float(np.quantile(taken, 0.1)) for way, taken in ways.items()}
 
 
-def pickled(groups: Sequence[Any]) -> bytes:
-    """Each group dumped, and loaded again where it is taken."""
+def encode_and_insert(driven: Driven, groups: Sequence[RolloutGroup]) -> float:
+    """What a sampler does to its groups, and what the buffer does then."""
+    return driven.insert([encode_group(group) for group in groups])
+
+
+def pickle_and_write(write: Callable[[bytes, bytes], None], groups: Sequence[Any], row: bytes) -> None:
+    """Each group dumped, loaded again where it is taken, and written."""
     parts = [pickle.dumps(group, protocol=5) for group in groups]
     for part in parts:
         pickle.loads(part)
-    return b"".join(parts)
+    write(b"".join(parts), row)
 
 
 def as_arrays(group: RolloutGroup) -> dict[str, Any]:

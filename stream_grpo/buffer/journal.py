@@ -71,7 +71,8 @@ class Journal:
         if LOG_HEADER.startswith(data) and data != LOG_HEADER:
             self._begin()
             data = LOG_HEADER
-        end, rows = check_schema(self._log.path, data, TRANSITION_SCHEMA), []
+        end = check_schema(self._log.path, data, TRANSITION_SCHEMA)
+        rows: list[Transition] = []
         self._log_start = len(data)
         for committed, end in commits(self._log.path, data):
             self._log_start = self._log_start if rows else end

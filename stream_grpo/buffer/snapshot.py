@@ -106,6 +106,6 @@ def from_plain(plain: Any) -> Any:
 
 
 def _build(of: Any, values: list[Any]) -> Any:
-    if is_dataclass(of):
-        return of(**dict(zip((field.name for field in fields(of)), values, strict=True)))
-    return of(*values)
+    names = [field.name for field in fields(of)] if is_dataclass(of) else []
+    # Some dataclasses take their fields by name alone.
+    return of(**dict(zip(names, values, strict=True))) if names else of(*values)
