@@ -136,6 +136,56 @@ def diff(
 
 
 @app.command()
+def ledger(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Account for every group and token of a run, from its journal, also while it goes on. Exit code 1 with a gap."""
+    console = Console(stderr=as_json)
+    with _errors(console):
+        from stream_grpo.rollouts import commands
+
+        if as_json:
+            account = commands.account_of(run)
+            print(json.dumps(account))
+        if not (account["closes"] if as_json else commands.show_account(run, console)):
+            raise typer.Exit(1)
+
+
+@app.command()
+def rollouts(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    fate: Annotated[str | None, typer.Option(help="Only groups in this state, as trained or stale.")] = None,
+    problem: Annotated[str | None, typer.Option(help="Only of this problem id; * and ? stand for any text.")] = None,
+    domain: Annotated[str | None, typer.Option(help="Only of problems of this domain.")] = None,
+    min_age: Annotated[int | None, typer.Option(min=0, help="Only groups of at least this policy age.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many; the newest 20, or all with --parquet.")] = None,
+    show: Annotated[str | None, typer.Option(metavar="GROUP", help="Show this one: prompt and completions.")] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="With --show: every token with logprob and version.")
+    ] = False,
+    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="Write them to a file, a row a rollout.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a group.")] = False,
+) -> None:
+    """Look at what was sampled, from a run's journal, also while it goes on: list, filter, show, export."""
+    console = Console(stderr=as_json)
+    with _errors(console):
+        from stream_grpo.rollouts import commands
+        from stream_grpo.rollouts.views import Filters
+
+        filters = Filters(state=fate, problem=problem, domain=domain, min_age=min_age)
+        if show is not None:
+            commands.show_group(run, show, console, with_tokens=tokens)
+        elif parquet is not None:
+            commands.export(run, filters, parquet, limit, console)
+        elif as_json:
+            for found in commands.groups_of(run, filters, limit or 20):
+                print(json.dumps(found))
+        else:
+            commands.show_groups(run, filters, limit or 20, console)
+
+
+@app.command()
 def verify(
     file: Annotated[
         Path | None, typer.Argument(help="Rows of JSONL: gold, response, optionally verifier.", show_default=False)

@@ -172,10 +172,35 @@ class Buffer(Section):
     """Longest wait for further groups before an fsync."""
     segment_bytes: int = Field(64 << 20, ge=1 << 16)
     """A journal segment is closed above this size."""
+    log_bytes: int = Field(16 << 20, ge=1 << 20)
+    """After so many bytes of transitions another log begins, with a snapshot; a start reads the newest log."""
+    retain_bytes: int = Field(8 << 30, ge=0)
+    """Segments beyond this are deleted, oldest first, once nothing needs them; what is kept can be looked at."""
+    retain_groups: int | None = Field(None, ge=0)
+    """Likewise segments older than the newest so many groups; None: no such limit."""
+    retain_age_s: float | None = Field(None, ge=0)
+    """Likewise segments whose last group came in longer ago; None: no such limit."""
+    max_bytes: int = Field(32 << 30, ge=1 << 20)
+    """The journal is never larger. Near it the learner is asked for checkpoints, at it groups are held back."""
     max_message_bytes: int = Field(256 << 20, ge=1 << 16)
-    """A larger message is refused on receipt."""
+    """A larger message is refused on receipt. Room for one is kept below max_bytes."""
     min_free_bytes: int = Field(256 << 20, ge=0)
     """Inserts are refused while the disk has less room than this."""
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What is kept free below max_bytes: for a message that comes in, and for the ends of what is there."""
+        return self.max_message_bytes + 2 * self.log_bytes
+
+    @property
+    def min_max_bytes(self) -> int:
+        """With a lower max_bytes not even checkpoints could make room."""
+        return self.retain_bytes + 4 * (self.segment_bytes + self.max_message_bytes + self.log_bytes)
+
+    @property
+    def checkpoint_above_bytes(self) -> int:
+        """With a larger journal the learner is asked for checkpoints: half of what retention leaves of max_bytes."""
+        return (self.retain_bytes + self.max_bytes - self.reserve_bytes) // 2
 
 
 class Learner(Section):
@@ -384,6 +409,16 @@ def _complaints(config: Config) -> Iterable[str]:
     yield from _sampler_complaints(config)
     yield from _stream_complaints(config)
     yield from _rewards_complaints(config)
+    yield from _buffer_complaints(config.buffer)
+
+
+def _buffer_complaints(buffer: Buffer) -> Iterable[str]:
+    if buffer.max_bytes < buffer.min_max_bytes:
+        yield (
+            f"buffer.max_bytes = {buffer.max_bytes}: beside buffer.retain_bytes = {buffer.retain_bytes} there must be "
+            f"room for four segments and logs, and in each segment a message of buffer.max_message_bytes = "
+            f"{buffer.max_message_bytes}; use at least {buffer.min_max_bytes}, or lower one of these"
+        )
 
 
 def _sampler_complaints(config: Config) -> Iterable[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+_STYLES: Mapping[str, str] = {"title": "bold", "heading": "bold cyan", "fact": "dim", "context": "yellow"}
 
 
 class Console:
@@ -79,6 +83,26 @@ class Console:
         for row in rows:
             table.add_row(*row)
         self._rich.print(table, soft_wrap=False)
+
+    def table(self, columns: Iterable[str], rows: Iterable[Iterable[str]], numbers: Container[str] = ()) -> None:
+        """A table at a terminal, cells between tabs where the output goes elsewhere; `numbers` are flush right."""
+        if not self._rich.is_terminal:
+            for row in (columns, *rows):
+                self._rich.file.write("\t".join(row) + "\n")
+            return
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for column in columns:
+            table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        self._rich.print(table, soft_wrap=False)
+
+    def block(self, style: str, text: str) -> None:
+        """A piece of a longer text: a `title`, a `heading`, a `fact`, some `text`, `context` or `tokens`."""
+        if style == "heading":
+            self.say("")
+        prefix = {"heading": "-- ", "context": "[context] "}.get(style, "")
+        self._rich.print(Text(prefix + text), style=_STYLES.get(style))
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         """The end of a run."""

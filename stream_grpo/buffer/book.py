@@ -17,8 +17,10 @@ from stream_grpo.buffer.admission import Admission, config_changed
 from stream_grpo.buffer.ledger import Ledger
 from stream_grpo.buffer.lineage import Lineage
 from stream_grpo.buffer.outcomes import Outbox
+from stream_grpo.buffer.retention import Limits, Retention
 from stream_grpo.buffer.selectors import Candidate
 from stream_grpo.buffer.signal import SignalWatch
+from stream_grpo.buffer.snapshot import Fold, set_folds, snapshot_row
 from stream_grpo.buffer.staleness import Losses, oldest_trained
 from stream_grpo.buffer.stock import Held, Stock
 from stream_grpo.buffer.tickets import InFlight, TicketBook
@@ -72,7 +74,7 @@ class Records(Protocol):
     """What the book needs of a journal."""
 
     def replay(self) -> Iterator[Transition]:
-        """Every committed transition."""
+        """Every committed transition, or the newest snapshot and those after it."""
 
     def append(self, transition: Transition) -> None:
         """Add a transition to the next commit."""
@@ -87,13 +89,15 @@ class Records(Protocol):
 class Book:
     """Tickets, groups, account and outcomes of one run, and the only way to change them."""
 
+    folded = ("taken", "mixed_context_tokens")
+
     def __init__(self, journal: Records, rules: Rules, *, now: float) -> None:
         """Rebuild everything from the journal; groups of another configuration end.
 
         Raises JournalError or LedgerError where the journal contradicts itself.
         """
         self.rules, self.journal = rules, journal
-        self.lineage, self.ledger = Lineage(), Ledger()
+        self.lineage, self.ledger, self.retention = Lineage(), Ledger(), Retention()
         self.stock = Stock(max_uses=rules.max_uses, max_policy_age=rules.max_policy_age)
         self.signal, self.outbox, self.losses = SignalWatch(), Outbox(), Losses(rules.max_requeues)
         self.tickets = TicketBook(
@@ -124,6 +128,9 @@ class Book:
         self._apply(row)
 
     def _apply(self, row: Transition) -> None:
+        if row.kind is Kind.SNAPSHOT:
+            set_folds(self._folds, row)
+            return
         self.ledger.apply(row)
         self.tickets.apply(row)
         self.lineage.apply(row)
@@ -131,11 +138,49 @@ class Book:
         self.ledger.forget(self.stock.apply(row, self.lineage))
         self.signal.apply(row)
         self.outbox.apply(row)
+        self.retention.apply(row)
+        if row.kind is Kind.CHECKPOINTED:
+            self.retention.settle(self.stock.segments())
         self.mixed_context_tokens += row.mixed_context_tokens
         if row.crc32:
             self.taken[(row.group_id, row.owner_epoch, row.crc32)] = Admission(Fate(row.kind), row.reason)
             if len(self.taken) > REMEMBERED:
                 self.taken.popitem(last=False)
+
+    @property
+    def _folds(self) -> dict[str, Fold]:
+        """What a snapshot holds."""
+        return {
+            "ledger": self.ledger,
+            "tickets": self.tickets,
+            "lineage": self.lineage,
+            "stock": self.stock,
+            "losses": self.losses,
+            "signal": self.signal,
+            "outbox": self.outbox,
+            "retention": self.retention,
+            "book": self,
+        }
+
+    def snapshot(self, now: float, *, closes_log: int) -> Transition:
+        """All that was applied as one row; the log of this number ends before it, and what follows is applied to it."""
+        self.retention.close_log(closes_log)
+        return snapshot_row(self._folds, now)
+
+    def segments_in_use(self) -> set[int]:
+        """Segments with a record that a restore, a lease or the curator may still ask for."""
+        return self.stock.segments() | self.outbox.segments()
+
+    def remove_segments(self, limits: Limits, *, closed_below: int, now: float) -> list[int]:
+        """Write that segments leave the disk, which they may once this is committed; returns their numbers."""
+        numbers = self.retention.removable(limits, self.segments_in_use(), closed_below=closed_below, now=now)
+        for number in numbers:
+            self.write(Transition(kind=Kind.REMOVED, time_s=now, segment=number))
+        return numbers
+
+    def needs_checkpoint(self, *, closed_below: int) -> bool:
+        """Whether checkpoints are all that the oldest segment waits for."""
+        return self.retention.needs_checkpoint(self.stock.live_segments(), closed_below=closed_below)
 
     def row(self, kind: Kind, now: float, group_id: str = "", reason: str = "") -> Transition:
         """A transition that happens now, with the learner where it is."""

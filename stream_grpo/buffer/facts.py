@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import accumulate, compress, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stream_grpo.buffer.soundness import Tokens, fault_of
+from stream_grpo.buffer.soundness import Rollout, Tokens, fault_of
 from stream_grpo.transport.codec import GROUP_SCHEMA
 from stream_grpo.types import Decision, EndReason, PolicyVersion
+
+_READ = tuple(field.name for field in fields(Tokens))
+"""Per-token columns that are looked at."""
 
 
 class RolloutFacts(NamedTuple):
@@ -94,11 +98,10 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
     def first(name: str) -> Any:
         return batch.column(name)[0].as_py()
 
-    tokens = _tokens(batch)
-    mask = tokens.loss_mask
-    branches, steps = _per_token(batch, "version_branch")[mask], tokens.version_step[mask]
-    sampled = np.bincount(tokens.rollout[mask], minlength=batch.num_rows)
-    versions = _versions_by_rollout(tokens.rollout[mask], branches, steps, batch.num_rows)
+    tokens = Tokens(**{name: _per_token(batch, name) for name in _READ})
+    rollouts = _rollouts(batch, tokens)
+    sampled = [int(np.count_nonzero(rollout.tokens.loss_mask)) for rollout in rollouts]
+    num_tokens = sum(sampled)
     rewards, decisions = batch.column("reward").to_pylist(), batch.column("decision").to_pylist()
     end_reasons = batch.column("end_reason").to_pylist()
     cut = (EndReason.ABORT, EndReason.ERROR)
@@ -116,35 +119,29 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
         sampler_id=first("sampler_id"),
         config_hash=first("config_hash"),
         rewards=tuple(reward for reward, is_valid in zip(rewards, valid, strict=True) if is_valid),
-        rollouts=tuple(RolloutFacts(int(sampled[r]), versions[r]) for r, is_valid in enumerate(valid) if is_valid),
+        rollouts=tuple(RolloutFacts(sampled[r.number], _versions(r.tokens)) for r in compress(rollouts, valid)),
         num_rollouts=batch.num_rows,
         num_passed=num_passed,
         num_failed=num_failed,
         num_unscored=batch.num_rows - num_passed - num_failed,
         num_truncated=end_reasons.count(EndReason.LENGTH.value),
-        versions=frozenset[PolicyVersion]().union(*versions),
-        mean_step=float(steps.mean()) if len(steps) else -1.0,
-        num_tokens=len(steps),
+        versions=_versions(tokens),
+        mean_step=int(tokens.version_step.sum(where=tokens.loss_mask)) / num_tokens if num_tokens else -1.0,
+        num_tokens=num_tokens,
         seconds=first("finished_at_s") - first("dispatched_at_s"),
-        num_valid_tokens=int(sampled[valid].sum()),
-        mixed_context_tokens=_mixed_context_tokens(batch, tokens),
-        fault=fault_of(tokens, np.array(valid, np.bool_), vocab_size),
+        num_valid_tokens=sum(count for count, is_valid in zip(sampled, valid, strict=True) if is_valid),
+        mixed_context_tokens=_mixed_context_tokens(batch, rollouts),
+        fault=fault_of(tokens, compress(rollouts, valid), vocab_size),
         step_spread=_step_spread(batch, valid),
     )
 
 
-def _versions_by_rollout(
-    rollout: NDArray[Any], branches: NDArray[Any], steps: NDArray[Any], num_rollouts: int
-) -> list[frozenset[PolicyVersion]]:
-    versions: list[set[PolicyVersion]] = [set() for _ in range(num_rollouts)]
-    # A version is looked at where it begins: in a rollout it changes seldom, and never back.
+def _versions(tokens: Tokens) -> frozenset[PolicyVersion]:
+    """The versions that sampled any token, looked at where they begin: they change seldom."""
+    branches, steps = tokens.version_branch[tokens.loss_mask], tokens.version_step[tokens.loss_mask]
     begins = np.ones(len(steps), np.bool_)
-    begins[1:] = (np.diff(rollout) != 0) | (np.diff(branches) != 0) | (np.diff(steps) != 0)
-    for index, branch, step in zip(
-        rollout[begins].tolist(), branches[begins].tolist(), steps[begins].tolist(), strict=True
-    ):
-        versions[index].add(PolicyVersion(branch, step))
-    return list(map(frozenset, versions))
+    begins[1:] = (steps[1:] != steps[:-1]) | (branches[1:] != branches[:-1])
+    return frozenset(map(PolicyVersion, branches[begins].tolist(), steps[begins].tolist()))
 
 
 def _step_spread(batch: pa.RecordBatch, valid: Sequence[bool]) -> float:
@@ -163,25 +160,16 @@ def _per_token(batch: pa.RecordBatch, name: str) -> NDArray[Any]:
     return values
 
 
-def _tokens(batch: pa.RecordBatch) -> Tokens:
-    lengths = batch.column("token_ids").value_lengths().to_numpy().astype(np.int64)
-    rollout = np.repeat(np.arange(len(lengths)), lengths)
-    starts = np.cumsum(lengths) - lengths
-    return Tokens(
-        token_ids=_per_token(batch, "token_ids"),
-        loss_mask=_per_token(batch, "loss_mask"),
-        behavior_logprobs=_per_token(batch, "behavior_logprobs"),
-        version_step=_per_token(batch, "version_step"),
-        rollout=rollout,
-        position=np.arange(len(rollout)) - starts[rollout],
-        lengths=lengths,
-        num_prompt=batch.column("num_prompt_tokens").to_numpy().astype(np.int64),
-    )
+def _rollouts(batch: pa.RecordBatch, tokens: Tokens) -> list[Rollout]:
+    num_prompt = batch.column("num_prompt_tokens").to_pylist()
+    ends = accumulate(batch.column("token_ids").value_lengths().to_pylist(), initial=0)
+    return [
+        Rollout(number, num_prompt[number], Tokens(**{name: getattr(tokens, name)[start:end] for name in _READ}))
+        for number, (start, end) in enumerate(pairwise(ends))
+    ]
 
 
-def _mixed_context_tokens(batch: pa.RecordBatch, tokens: Tokens) -> int:
-    begins = batch.column("mixed_context_from")
-    if begins.null_count == len(begins):
-        return 0
-    mixed_from = np.array([n if n is not None else np.iinfo(np.int64).max for n in begins.to_pylist()], np.int64)
-    return int((tokens.loss_mask & (tokens.position >= mixed_from[tokens.rollout])).sum())
+def _mixed_context_tokens(batch: pa.RecordBatch, rollouts: Sequence[Rollout]) -> int:
+    begins = batch.column("mixed_context_from").to_pylist()
+    marked = ((rollout, begin) for rollout, begin in zip(rollouts, begins, strict=True) if begin is not None)
+    return sum(int(np.count_nonzero(rollout.tokens.loss_mask[max(begin, 0) :])) for rollout, begin in marked)

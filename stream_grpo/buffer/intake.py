@@ -30,6 +30,7 @@ class _Arrived:
 
     data: bytes
     facts: GroupFacts
+    crc32: int
     asked_by: list[Hashable]
 
 
@@ -156,7 +157,8 @@ class Intake:
             facts = facts_of(read_batch(data), self._rules.vocab_size)
         except ValueError as error:
             raise Refusal(str(error)) from error
-        known = self._book.taken.get((facts.group_id, facts.owner_epoch, zlib.crc32(data)))
+        crc32 = zlib.crc32(data)
+        known = self._book.taken.get((facts.group_id, facts.owner_epoch, crc32))
         if known:
             self._answers.append(Answer(asked_by, known.fate, known.reason))
             return
@@ -164,7 +166,7 @@ class Intake:
         if staged and staged.data == data:
             staged.asked_by.append(asked_by)
             return
-        group = _Arrived(data, facts, [asked_by])
+        group = _Arrived(data, facts, crc32, [asked_by])
         wrong = self._why_refused(facts)
         if wrong:
             self._refuse(group, wrong, now)
@@ -211,7 +213,8 @@ class Intake:
             config_hash=rules.config_hash,
             by_rollout=rules.too_old == "baseline_only",
         )
-        self._book.write(self._row_of(facts, admission, now), group.data)
+        self._book.write(replace(self._row_of(facts, admission, now), crc32=group.crc32), group.data)
+        self._outbox.keep(facts)
         if admission.fate is Fate.ACCEPTED:
             self._stock.keep(facts, group.data)
         elif admission.fate is Fate.STALE:
@@ -221,7 +224,7 @@ class Intake:
     def _refuse(self, group: _Arrived, why: str, now: float) -> None:
         row = self._row_of(group.facts, Admission(Fate.REFUSED, why), now)
         # A copy that is not kept: only the group itself counts in mixed context.
-        self._book.write(replace(row, crc32=zlib.crc32(group.data), mixed_context_tokens=0))
+        self._book.write(replace(row, crc32=group.crc32, mixed_context_tokens=0))
         self._answers += [Answer(asked_by, Fate.REFUSED, why) for asked_by in group.asked_by]
 
     def settle(self, now: float) -> None:
@@ -239,6 +242,11 @@ class Intake:
         num_missing = self._rules.groups_per_step - self._stock.num_leased
         for surplus in self._stock.accepted()[num_missing:]:
             self._book.write(self._book.row(Kind.STALE, now, surplus.group_id, "surplus"))
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of records that have come in and will be journaled with their block."""
+        return sum(len(group.data) for group in self._staged.values())
 
     def take_answers(self) -> list[Answer]:
         """How inserts were taken since the last call."""

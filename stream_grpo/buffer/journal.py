@@ -1,92 +1,51 @@
-"""The journal: rollout groups in append-only segments and the log of transitions beside them. Survives any kill.
+"""The journal: rollout groups in append-only segments and logs of transitions beside them. Survives any kill.
 
-    journal/segment-000001.arrow   the schema of groups, then the record bytes as they were received
-    journal/transitions.arrow      the schema of transitions, then one record batch per commit
+`layout` names the files, all of them plain Arrow streams. A commit writes segment bytes, fsync, log, fsync; only then
+may anything be acknowledged. So no log names a record that is not on disk, and what no log names was never
+acknowledged.
 
-Both are plain Arrow streams. A commit writes segment bytes, fsync, log, fsync; only then may anything be acknowledged.
-So the log never names a record that is not on disk, and what the log does not name was never acknowledged.
+A log that has grown is followed by another, which begins with a snapshot of all that the earlier ones say. It gets its
+name once it is whole, and the segments begin anew with it: a log and the segments it names leave the disk together.
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from stream_grpo.buffer.recovery import check_schema, commits, count_messages
+from stream_grpo.buffer import layout
+from stream_grpo.buffer.layout import AppendOnly, Lock
+from stream_grpo.buffer.recovery import (
+    LOG_HEADER,
+    SEGMENT_HEADER,
+    check_schema,
+    commits,
+    read_record,
+    repair_segments,
+    retained,
+)
+from stream_grpo.buffer.retention import Retention
 from stream_grpo.buffer.transitions import TRANSITION_SCHEMA, Location, Transition, encode_transitions
 from stream_grpo.errors import JournalError
 from stream_grpo.failpoints import failpoint
-from stream_grpo.files import sync
-from stream_grpo.transport.codec import GROUP_SCHEMA
+from stream_grpo.files import replace_with, sync
 
-LOG_NAME = "transitions.arrow"
-_SEGMENT_HEADER: bytes = GROUP_SCHEMA.serialize().to_pybytes()
-_LOG_HEADER: bytes = TRANSITION_SCHEMA.serialize().to_pybytes()
 _log = logging.getLogger(__name__)
 
 
-def segment_name(number: int) -> str:
-    """File name of a segment; numbers begin at 1."""
-    return f"segment-{number:06d}.arrow"
-
-
-class _AppendOnly:
-    """A file that grows at its end. Every write is made durable before it returns."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = path.open("a+b", buffering=0)
-        self.size = os.fstat(self._file.fileno()).st_size
-
-    def append(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._file.fileno(), view) :]
-        os.fsync(self._file.fileno())
-        self.size += len(data)
-
-    def cut(self, size: int) -> None:
-        os.ftruncate(self._file.fileno(), size)
-        os.fsync(self._file.fileno())
-        self.size = size
-
-    def read(self, offset: int, length: int) -> bytes:
-        return _pread(self._file.fileno(), offset, length)
-
-    def lock(self) -> None:
-        try:
-            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise JournalError(f"{self.path}: another process has this journal open") from error
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _pread(descriptor: int, offset: int, length: int) -> bytes:
-    """Up to `length` bytes; one call of the system gives at most 2 GiB."""
-    parts = []
-    while length and (part := os.pread(descriptor, length, offset)):
-        parts.append(part)
-        offset, length = offset + len(part), length - len(part)
-    return b"".join(parts)
-
-
 class Journal:
-    """Appends are kept in memory until `commit`; `replay` gives every transition, `read` any committed record."""
+    """Appends are kept in memory until `commit`; `replay` gives the newest log, `read` any committed record."""
 
-    def __init__(self, directory: Path, *, segment_bytes: int) -> None:
+    def __init__(self, directory: Path, *, segment_bytes: int, log_bytes: int = 16 << 20) -> None:
         """Open or begin the journal of a run, cutting what a crash left incomplete.
 
         Raises JournalError for another schema version, damage, missing bytes, or a journal that is in use.
         """
-        self._directory, self._segment_bytes = directory, segment_bytes
+        self._directory, self._segment_bytes, self._log_bytes = directory, segment_bytes, log_bytes
         self._rows: list[Transition] = []
         self._records: list[bytes] = []
         self._broken = ""
@@ -94,30 +53,33 @@ class Journal:
         """Transitions appended since the journal was opened."""
         self.num_commits, self.commit_s, self.longest_commit_s = 0, 0.0, 0.0
         directory.mkdir(parents=True, exist_ok=True)
-        self._log = _AppendOnly(directory / LOG_NAME)
-        self._log.lock()
+        self._lock = Lock(directory)
+        self.log_number = max(layout.logs(directory), default=1)
+        """Number of the log that is written to; the first is 1."""
+        self._log = AppendOnly(directory / layout.log_name(self.log_number))
         try:
             self.num_incomplete = self._recover()
             """Groups that a crash left incomplete, none of them acknowledged."""
         except BaseException:
             self._log.close()
+            self._lock.release()
             raise
 
     def _recover(self) -> int:
+        for unfinished in self._directory.glob(".*.tmp"):
+            unfinished.unlink()
         data = self._log.read(0, self._log.size)
-        if _LOG_HEADER.startswith(data) and data != _LOG_HEADER:
-            self._begin_log()
-            data = _LOG_HEADER
+        if LOG_HEADER.startswith(data) and data != LOG_HEADER:
+            self._begin()
+            data = LOG_HEADER
         end = check_schema(self._log.path, data, TRANSITION_SCHEMA)
-        newest: dict[int, list[Transition]] = {}
-        ends: dict[int, Transition] = {}
-        for rows, end in commits(self._log.path, data):  # noqa: B007
-            for row in rows:
-                if row.length:
-                    ends[row.segment] = row
-                    newest = newest if row.segment in newest else {row.segment: []}
-                    newest[row.segment].append(row)
-        num_incomplete = self._cut_segments(ends)
+        rows: list[Transition] = []
+        self._log_start = len(data)
+        for committed, end in commits(self._log.path, data):
+            self._log_start = self._log_start if rows else end
+            rows += committed
+        retention = retained(self._log.path, rows)
+        num_incomplete = repair_segments(self._directory, retention)
         if end < len(data):
             self._log.cut(end)
         if num_incomplete or end < len(data):
@@ -126,70 +88,56 @@ class Journal:
                 "the segments; a crash leaves such bytes only of what was not yet acknowledged",
                 self._directory,
                 len(data) - end,
-                LOG_NAME,
+                self._log.path.name,
                 num_incomplete,
             )
-        self._open_newest(ends)
-        for row in (row for rows in newest.values() for row in rows):
-            self.read(Location(row.segment, row.offset, row.length, row.crc32), row.group_id)
+        self._open_newest(retention)
+        for row in rows:
+            # Of the segments before it nothing was written to since the last start.
+            if row.location and row.segment == retention.newest and row.segment in retention.segments:
+                self.read(row.location, row.group_id)
         return num_incomplete
 
-    def _begin_log(self) -> None:
+    def _begin(self) -> None:
         """A new log, or one that was cut while it was new: before any segment was begun."""
-        if any(path.stat().st_size for path in self._directory.glob("segment-*.arrow")):
+        single = self._directory / layout.SINGLE_LOG_NAME
+        if single.exists():
+            check_schema(single, single.read_bytes(), TRANSITION_SCHEMA)
+        if self.log_number > 1 or any(path.stat().st_size for path in layout.segments(self._directory).values()):
             raise JournalError(
-                f"{self._log.path}: missing, empty or cut within its first {len(_LOG_HEADER)} bytes, and segments of "
+                f"{self._log.path}: missing, empty or cut within its first {len(LOG_HEADER)} bytes, and segments of "
                 f"groups lie beside it, of which it alone says what counts; put back a copy of it, or begin another run"
             )
         self._log.cut(0)
-        self._log.append(_LOG_HEADER)
+        self._log.append(LOG_HEADER)
         sync(self._directory)
 
-    def _cut_segments(self, ends: dict[int, Transition]) -> int:
-        """Cut what the log does not name; how many groups that were."""
-        num_incomplete = 0
-        for path in sorted(self._directory.glob("segment-*.arrow")):
-            last = ends.get(int(path.stem.removeprefix("segment-")))
-            end = last.offset + last.length if last else 0
-            size = path.stat().st_size
-            if size > end:
-                start = end or len(_SEGMENT_HEADER)
-                num_incomplete += count_messages(path.read_bytes()[start:])
-                with path.open("r+b") as file:
-                    file.truncate(end)
-                    os.fsync(file.fileno())
-            if not end:
-                path.unlink()
-                sync(self._directory)
-        for number, row in ends.items():
-            self._check_segment(number, row)
-        return num_incomplete
-
-    def _check_segment(self, number: int, last: Transition) -> None:
-        path = self._directory / segment_name(number)
-        size = path.stat().st_size if path.exists() else 0
-        if size < last.offset + last.length:
-            raise JournalError(
-                f"{path}: ends at {size}, but the log names a record of group {last.group_id} at offset {last.offset} "
-                f"of {last.length} bytes: acknowledged data is missing"
-            )
-        with path.open("rb") as file:
-            check_schema(path, file.read(len(_SEGMENT_HEADER)), GROUP_SCHEMA)
-
-    def _open_newest(self, ends: dict[int, Transition]) -> None:
-        self._number = max(ends, default=1)
-        last = ends.get(self._number)
-        self._segment = _AppendOnly(self._directory / segment_name(self._number)) if last else None
-        self._closed_bytes = sum(row.offset + row.length for number, row in ends.items() if number != self._number)
+    def _open_newest(self, retention: Retention) -> None:
+        newest = retention.newest
+        self.segment_number = max(newest, 1)
+        """Number of the segment that the next record goes to."""
+        self._segment: AppendOnly | None = None
+        if newest and (newest not in retention.segments or newest <= max(retention.logs.values(), default=0)):
+            self.segment_number += 1
+        elif newest:
+            self._segment = AppendOnly(self._directory / layout.segment_name(newest))
+        files = [*layout.segments(self._directory).values(), *layout.logs(self._directory).values()]
+        files += layout.unnamed(self._directory).values()
+        opened = (self._log.path, self._segment.path if self._segment else None)
+        self._closed_bytes = {path.name: path.stat().st_size for path in files if path not in opened}
         self._roll()
 
     def _roll(self) -> None:
         if self._segment and self._segment.size >= self._segment_bytes:
-            self._closed_bytes += self._segment.size
+            self._close_segment()
+        self._next_offset = self._segment.size if self._segment else len(SEGMENT_HEADER)
+
+    def _close_segment(self) -> None:
+        if self._segment:
+            self._closed_bytes[self._segment.path.name] = self._segment.size
             self._segment.close()
             self._segment = None
-            self._number += 1
-        self._next_offset = self._segment.size if self._segment else len(_SEGMENT_HEADER)
+            self.segment_number += 1
 
     @property
     def has_pending(self) -> bool:
@@ -198,11 +146,12 @@ class Journal:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on disk, log included."""
-        return self._closed_bytes + (self._segment.size if self._segment else 0) + self._log.size
+        """Bytes of all files, and of the records that wait for `commit`."""
+        in_segment = self._next_offset if self._segment or self._records else 0
+        return sum(self._closed_bytes.values()) + in_segment + self._log.size
 
     def replay(self) -> Iterator[Transition]:
-        """Every committed transition, oldest first."""
+        """Every committed transition, oldest first; of the earlier logs there is the snapshot alone."""
         for rows, _ in commits(self._log.path, self._log.read(0, self._log.size)):
             yield from rows
 
@@ -212,9 +161,13 @@ class Journal:
         self.num_appended += 1
 
     def append_group(self, data: bytes, transition: Transition) -> Transition:
-        """Add a record and its transition to the next commit; returns the transition with the record's location."""
+        """Add a record and its transition to the next commit; returns the transition with the record's location.
+
+        The CRC32 is taken from the transition where that has it.
+        """
+        crc32 = transition.crc32 or zlib.crc32(data)
         placed = replace(
-            transition, segment=self._number, offset=self._next_offset, length=len(data), crc32=zlib.crc32(data)
+            transition, segment=self.segment_number, offset=self._next_offset, length=len(data), crc32=crc32
         )
         self._records.append(data)
         self._next_offset += len(data)
@@ -237,11 +190,7 @@ class Journal:
                 failpoint("journal.segment_written")
             self._log.append(encode_transitions(self._rows))
         except OSError as error:
-            self._broken = (
-                f"{self._directory}: cannot be written: {error.strerror}; {len(self._records)} groups were not "
-                f"acknowledged, what was acknowledged is on disk"
-            )
-            raise JournalError(self._broken) from error
+            raise self._break(error) from error
         failpoint("journal.log_written")
         self._rows.clear()
         self._records.clear()
@@ -252,29 +201,63 @@ class Journal:
 
     def _write_records(self) -> None:
         if self._segment is None:
-            self._segment = _AppendOnly(self._directory / segment_name(self._number))
-            self._segment.append(_SEGMENT_HEADER + b"".join(self._records))
+            self._segment = AppendOnly(self._directory / layout.segment_name(self.segment_number))
+            self._segment.append(SEGMENT_HEADER + b"".join(self._records))
             sync(self._directory)
         else:
             self._segment.append(b"".join(self._records))
 
+    def _break(self, error: OSError) -> JournalError:
+        self._broken = (
+            f"{self._directory}: cannot be written: {error.strerror}; {len(self._records)} groups were not "
+            f"acknowledged, what was acknowledged is on disk"
+        )
+        return JournalError(self._broken)
+
+    @property
+    def log_is_full(self) -> bool:
+        """Whether `begin_log` is due: so many bytes of rows have come after the log's snapshot."""
+        return self._log.size - self._log_start >= self._log_bytes
+
+    def begin_log(self, snapshot: Transition) -> None:
+        """Begin the next log with a snapshot of all that was committed; nothing may wait for `commit`.
+
+        Raises JournalError as `commit` does.
+        """
+        assert not self._rows
+        path = self._directory / layout.log_name(self.log_number + 1)
+        try:
+            replace_with(path, LOG_HEADER + encode_transitions([snapshot]))
+            following = AppendOnly(path)
+        except OSError as error:
+            raise self._break(error) from error
+        self._closed_bytes[self._log.path.name] = self._log.size
+        self._log.close()
+        self._log, self._log_start = following, following.size
+        self.log_number += 1
+        self._close_segment()
+        self._roll()
+
+    def remove_segment(self, number: int) -> None:
+        """Delete a segment whose `removed` row is committed, and what a crash left of it."""
+        self._remove(layout.segment_name(number))
+        self._remove(layout.unnamed_name(number))
+
+    def remove_log(self, number: int) -> None:
+        """Delete a closed log."""
+        self._remove(layout.log_name(number))
+
+    def _remove(self, name: str) -> None:
+        (self._directory / name).unlink(missing_ok=True)
+        self._closed_bytes.pop(name, None)
+
     def read(self, location: Location, group_id: str = "") -> bytes:
         """A committed record. Raises JournalError, naming segment, offset and group, where its bytes are damaged."""
-        path = self._directory / segment_name(location.segment)
-        if self._segment and location.segment == self._number:
-            data = self._segment.read(location.offset, location.length)
-        else:
-            with path.open("rb") as file:
-                data = _pread(file.fileno(), location.offset, location.length)
-        if len(data) != location.length or zlib.crc32(data) != location.crc32:
-            raise JournalError(
-                f"{path}: the record of group {group_id or 'unknown'} at offset {location.offset} is damaged: "
-                f"{location.length} bytes with CRC32 {location.crc32:#010x} were written"
-            )
-        return data
+        return read_record(self._directory, location, group_id)
 
     def close(self) -> None:
         """Close the files. What was not committed is not written, as after a kill."""
         self._log.close()
         if self._segment:
             self._segment.close()
+        self._lock.release()

@@ -48,7 +48,9 @@ _STATES = frozenset().union(*_LEGAL.values())
 
 
 @dataclass(slots=True)
-class _Account:
+class Account:
+    """A group as the account sees it, until its end is final."""
+
     state: Kind
     tokens: Counter[str] = field(default_factory=Counter)
     """The group's sampled tokens by fate."""
@@ -57,9 +59,21 @@ class _Account:
 class Ledger:
     """Groups by state and tokens by fate, kept by `apply`."""
 
+    folded = (
+        "_open",
+        "_groups",
+        "_tokens",
+        "_num_ticketed",
+        "_generated",
+        "_num_reuses",
+        "_reused",
+        "evaluated",
+        "ends",
+    )
+
     def __init__(self) -> None:
         """An account without entries."""
-        self._open: dict[str, _Account] = {}
+        self._open: dict[str, Account] = {}
         self._groups: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._num_ticketed = 0
@@ -109,7 +123,7 @@ class Ledger:
     def _move(self, row: Transition) -> None:
         account = self._open.get(row.group_id)
         if account is None:
-            account = self._open[row.group_id] = _Account(row.kind)
+            account = self._open[row.group_id] = Account(row.kind)
             self._num_ticketed += 1
         else:
             self._groups[account.state] -= 1
@@ -123,7 +137,7 @@ class Ledger:
             if row.kind is not Kind.TRAINED:
                 del self._open[row.group_id]
 
-    def _tokens_after(self, row: Transition, account: _Account) -> Counter[str]:
+    def _tokens_after(self, row: Transition, account: Account) -> Counter[str]:
         if row.length:
             self._generated += row.num_tokens
         total = row.num_tokens if row.length else account.tokens.total()

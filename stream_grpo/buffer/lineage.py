@@ -23,6 +23,8 @@ def contains(holder: PolicyVersion, version: PolicyVersion, forks: Forks) -> boo
 class Lineage:
     """Where the learner is. A fold over `started` and `trained`."""
 
+    folded = ("version", "forks", "_tips")
+
     def __init__(self) -> None:
         """Before the first start there is no version."""
         self.version: PolicyVersion | None = None

@@ -78,7 +78,9 @@ class Outgoing(NamedTuple):
     outcomes: tuple[Outcome, ...]
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """An outcome that the curator may still ask for, by the row that makes it."""
+
     sequence: int
     location: Location | None
     group_id: str
@@ -86,6 +88,7 @@ class _Entry(NamedTuple):
     fate: str
 
     def outcome(self, read: Reader) -> Outcome:
+        """As the curator is told it; a record is read for it."""
         if self.location is None:
             return outcome_of_ticket(self.sequence, self.group_id, self.problem_id, self.fate)
         return outcome_of(self.sequence, facts_of(batch_of_record(read(self.location, self.group_id))), self.fate)
@@ -94,9 +97,13 @@ class _Entry(NamedTuple):
 class Outbox:
     """What the curator has not yet acknowledged. A fold over transitions and the curator's answers."""
 
+    folded = ("_entries", "_count")
+
     def __init__(self) -> None:
         """The curator's position is unknown until it answers."""
-        self._entries: deque[_Entry] = deque()
+        self._entries: deque[Entry] = deque()
+        self._kept: dict[int, Outcome] = {}
+        """By sequence: outcomes whose record need not be read again."""
         self._count = 0
         self._visible = 0
         self._next: int | None = None
@@ -111,8 +118,18 @@ class Outbox:
         if not row.makes_outcome:
             return
         if self._has_reader:
-            self._entries.append(_Entry(self._count, row.location, row.group_id, row.problem_id, row.kind.value))
+            self._entries.append(Entry(self._count, row.location, row.group_id, row.problem_id, row.kind.value))
         self._count += 1
+
+    def keep(self, facts: GroupFacts) -> None:
+        """The facts of the record that made the newest outcome: it need not be read again."""
+        if self._entries:
+            newest = self._entries[-1]
+            self._kept[newest.sequence] = outcome_of(newest.sequence, facts, newest.fate)
+
+    def segments(self) -> set[int]:
+        """Segments with records that the curator may still ask for."""
+        return {entry.location.segment for entry in self._entries if entry.location}
 
     def committed(self) -> None:
         """All that was applied is durable and may be sent."""
@@ -155,7 +172,7 @@ class Outbox:
         first = self._next - self._entries[0].sequence
         entries = [self._entries[i] for i in range(first, min(first + BATCH, first + self._visible - self._next))]
         self._is_waiting = True
-        return Outgoing(tuple(entry.outcome(read) for entry in entries))
+        return Outgoing(tuple(self._kept.get(entry.sequence) or entry.outcome(read) for entry in entries))
 
     def answered(self, position: int, durable: int | None = None) -> None:
         """Take the curator's answer: the sequence it expects next and, to a question, the one it has on disk.
@@ -171,12 +188,12 @@ class Outbox:
             )
         if position < (self._entries[0].sequence if self._entries else self._count):
             raise JournalError(
-                f"the curator asks for outcome {position}, which it had reported as durable; a buffer that starts "
-                f"again sends it from the journal"
+                f"the curator asks for outcome {position}, which it had reported as durable: its pool is older than "
+                f"this journal; put back a newer copy of it"
             )
         self._next = position
         while self._entries and self._entries[0].sequence < min(durable or 0, position):
-            self._entries.popleft()
+            self._kept.pop(self._entries.popleft().sequence, None)
         sent = position - self._entries[0].sequence if self._entries else 0
         self._should_ask = sent > _PRUNE_ABOVE and durable is None
 

@@ -22,6 +22,7 @@ from stream_grpo.buffer.journal import Journal
 from stream_grpo.buffer.leases import Leases
 from stream_grpo.buffer.reporter import Reporter
 from stream_grpo.buffer.requests import count_of, forks_in, list_of, text_of, texts_of, tokens_of, version_in
+from stream_grpo.buffer.retention import Limits
 from stream_grpo.buffer.signal import WINDOW
 from stream_grpo.buffer.status import account, figures
 from stream_grpo.buffer.tickets import block_size
@@ -36,6 +37,7 @@ LEASE_WAIT_S = 1.0
 """A lease is held back so long before it is answered with a cause."""
 _IDLE_S = 0.02
 _STATUS_EVERY_S = 0.1
+_RETIRE_EVERY_S = 1.0
 _NONE_SEEN = (-1, -1, False)
 _log = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class BufferProcess:
         be taken up again.
         """
         self._server, self._clock, self._settings = server, clock, buffer
-        self._journal = Journal(directory, segment_bytes=buffer.segment_bytes)
+        self._journal = Journal(directory, segment_bytes=buffer.segment_bytes, log_bytes=buffer.log_bytes)
         rules = Rules(
             groups_per_step=stream.groups_per_step,
             max_policy_age=stream.max_policy_age,
@@ -111,7 +113,14 @@ class BufferProcess:
         if curator is None:
             outbox.close()
         self._intake, self._leases = Intake(self._book), Leases(self._book)
-        self._disk = Disk(free_bytes or (lambda: shutil.disk_usage(directory).free), buffer.min_free_bytes)
+        self._disk = Disk(
+            free_bytes or (lambda: shutil.disk_usage(directory).free),
+            buffer.min_free_bytes,
+            journal_bytes=lambda: self._journal.num_bytes + self._intake.staged_bytes,
+            max_bytes=buffer.max_bytes,
+            reserve_bytes=buffer.reserve_bytes,
+        )
+        self._limits = Limits(num_groups=buffer.retain_groups, num_bytes=buffer.retain_bytes, age_s=buffer.retain_age_s)
         self._handlers: Mapping[str, Callable[[Request, float], None]] = {
             "hello": self._hello,
             "tickets": self._tickets,
@@ -127,7 +136,7 @@ class BufferProcess:
         self._waiting: list[_Waiting] = []
         self._seen_state = _NONE_SEEN
         self._pending_since: float | None = None
-        self._next_status_at = 0.0
+        self._next_status_at = self._next_retire_at = 0.0
         self._status = figures(self._book, self._journal)
 
     @property
@@ -161,6 +170,9 @@ class BufferProcess:
             self._commit()
         if self._reporter:
             self._reporter.turn(now)
+        if now >= self._next_retire_at:
+            self._next_retire_at = now + _RETIRE_EVERY_S
+            self._retire(now)
         if now >= self._next_status_at:
             self._status, self._next_status_at = figures(self._book, self._journal), now + _STATUS_EVERY_S
 
@@ -216,6 +228,26 @@ class BufferProcess:
         for kind, send in unsent:
             failpoint(f"answer.{kind}")
             send()
+        if self._journal.log_is_full:
+            self._journal.begin_log(self._book.snapshot(self._clock(), closes_log=self._journal.log_number))
+
+    def _retire(self, now: float) -> None:
+        """Delete what is beyond retention and needed by nobody: the log says so first."""
+        leaving = self._book.remove_segments(self._limits, closed_below=self._journal.segment_number, now=now)
+        if leaving:
+            self._commit()
+        for number in leaving:
+            self._journal.remove_segment(number)
+        for number in self._book.retention.removable_logs():
+            self._journal.remove_log(number)
+            self._book.retention.forget_log(number)
+
+    @property
+    def _checkpoint_wanted(self) -> bool:
+        """Whether the learner shall make a checkpoint before its next is due, so that segments may go."""
+        return self._journal.num_bytes > self._settings.checkpoint_above_bytes and self._book.needs_checkpoint(
+            closed_below=self._journal.segment_number
+        )
 
     def _hold(self, waiting: _Waiting) -> None:
         if not waiting.grant(False):
@@ -318,7 +350,12 @@ class BufferProcess:
                 cause = batch.cause
                 if cause and not self._disk.has_room:
                     cause = f"{self._disk.sentence()}; {cause}"
-                fields = {"cause": cause, "ages": batch.ages, "staleness": list(map(list, batch.staleness))}
+                fields = {
+                    "cause": cause,
+                    "ages": batch.ages,
+                    "staleness": list(map(list, batch.staleness)),
+                    "checkpoint_wanted": self._checkpoint_wanted,
+                }
                 self._answer(request, "batch", fields, batch.records)
             return bool(batch.groups) or is_over
 
@@ -327,7 +364,7 @@ class BufferProcess:
     def _trained(self, request: Request, now: float) -> None:
         tokens = tokens_of(request.message)
         self._leases.trained(version_in(request.message), list_of(request.message, "group_ids"), tokens, now)
-        self._answer(request, "counted", account(self._book))
+        self._answer(request, "counted", account(self._book) | {"checkpoint_wanted": self._checkpoint_wanted})
 
     def _checkpointed(self, request: Request, now: float) -> None:
         self._leases.checkpointed(version_in(request.message), now)

@@ -13,6 +13,8 @@ WINDOW = 256
 class SignalWatch:
     """Follows which groups came in with signal."""
 
+    folded = ("_recent", "_without", "_num_truncated")
+
     def __init__(self) -> None:
         """Nothing seen yet: the expected share is 1/2."""
         self._recent: deque[bool] = deque(maxlen=WINDOW)

@@ -113,6 +113,8 @@ class Share:
 class Losses:
     """What ended as stale beside what was trained, and which problems are never fresh. A fold over transitions."""
 
+    folded = ("_lost", "_trained", "_requeues", "_num_requeued", "_shares", "_never_fresh")
+
     def __init__(self, max_requeues: int) -> None:
         """Nothing lost yet."""
         self._max_requeues = max_requeues

@@ -20,6 +20,8 @@ def figures(book: Book, journal: Journal) -> dict[str, Any]:
         "ends": dict(book.ledger.ends),
         "mixed_context_tokens": book.mixed_context_tokens,
         "bytes_on_disk": journal.num_bytes,
+        "segments_on_disk": len(book.retention.segments),
+        "log_number": journal.log_number,
         "num_commits": journal.num_commits,
         "commit_s": journal.commit_s,
         "longest_commit_s": journal.longest_commit_s,

@@ -71,6 +71,8 @@ class Held:
 class Stock:
     """Held groups in the order they came in."""
 
+    folded = ("_held", "_leased", "_lent", "_final", "_issued", "_num_live", "final")
+
     def __init__(self, *, max_uses: int = 1, max_policy_age: int = 0) -> None:
         """Empty. Trained groups are held on for up to `max_uses` while they may be young enough."""
         self._max_uses, self._max_policy_age = max_uses, max_policy_age
@@ -151,6 +153,14 @@ class Stock:
             is_final = all(self.final and contains(self.final, use, lineage.forks) for use in held.uses)
             if is_final and not can_be_used and group_id not in self._lent:
                 del self._final[group_id]
+
+    def segments(self) -> set[int]:
+        """Segments with a group that has no final end, or may be used again."""
+        return {held.location.segment for held in (*self._held.values(), *self._final.values())}
+
+    def live_segments(self) -> set[int]:
+        """Segments with a group that is still to be trained."""
+        return {held.location.segment for held in self._held.values() if held.state is not Kind.TRAINED}
 
     def keep(self, facts: GroupFacts, data: bytes) -> None:
         """Keep the bytes of a group that was just accepted."""

@@ -53,6 +53,8 @@ class InFlight:
 class TicketBook:
     """The tickets in flight and the next id. `lineage` must have seen the same transitions."""
 
+    folded = ("_in_flight", "_released", "_problems", "_epochs", "_next_number")
+
     def __init__(self, lineage: Lineage, *, run_seed: int, sample_deadline_s: float) -> None:
         """No ticket yet."""
         self._lineage, self._run_seed, self._sample_deadline_s = lineage, run_seed, sample_deadline_s

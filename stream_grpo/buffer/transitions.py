@@ -1,6 +1,7 @@
 """Transitions: what happened to a group, one row each, and the Arrow schema of the log that holds them.
 
-Everything the buffer knows is a fold over these rows, so a restart rebuilds it. What the columns hold, by kind:
+Everything the buffer knows is a fold over these rows, so a restart rebuilds it, from the newest snapshot on. What the
+columns hold, by kind:
 
     kind           branch, step               reason                              also
     hello          -                          -                                   sampler_id, owner_epoch: incarnation
@@ -22,6 +23,8 @@ Everything the buffer knows is a fold over these rows, so a restart rebuilds it.
     started        learner                    forks as JSON: {"1": [0, 10]}
     checkpointed   the oldest kept checkpoint -
     evaluated      the evaluated weights      -                                   sampler_id, num_tokens; once a version
+    removed        -                          -                                   segment: it leaves the disk next
+    snapshot       -                          all folds as JSON, see `snapshot`   first row of every log but the first
 
 The counts of a record are `num_tokens`, sampled ones, `num_rollouts`, `num_valid`, `reward_sum`, `num_truncated` and
 `mixed_context_tokens`. A `stale` row of an accepted group that was too old names its problem. `crc32` is of the
@@ -64,6 +67,8 @@ class Kind(StrEnum):
     STARTED = "started"
     CHECKPOINTED = "checkpointed"
     EVALUATED = "evaluated"
+    REMOVED = "removed"
+    SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,8 @@ TRANSITION_SCHEMA = pa.schema(
     metadata={"schema": "stream_grpo.transition", "schema_version": "4"},
 )
 
+_ROW = pa.struct(list(TRANSITION_SCHEMA))
+
 
 def checksum(values: Iterable[Any]) -> int:
     """CRC32 of a row's values in column order, as a JSON list without spaces."""
@@ -164,10 +171,10 @@ def checksum(values: Iterable[Any]) -> int:
 
 def encode_transitions(rows: Iterable[Transition]) -> bytes:
     """Rows as one IPC message, without its schema."""
-    values = [[getattr(row, name) for name in _COLUMNS] for row in rows]
-    columns = [*zip(*values, strict=True), [checksum(row) for row in values]]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, TRANSITION_SCHEMA, strict=True)]
-    data: bytes = pa.RecordBatch.from_arrays(arrays, schema=TRANSITION_SCHEMA).serialize().to_pybytes()
+    values = ([getattr(row, name) for name in _COLUMNS] for row in rows)
+    # One conversion for all columns: an array each takes twice as long for the few rows of a commit.
+    structs = pa.array([(*row, checksum(row)) for row in values], _ROW)
+    data: bytes = pa.RecordBatch.from_struct_array(structs).serialize().to_pybytes()
     return data
 
 

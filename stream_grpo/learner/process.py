@@ -73,7 +73,8 @@ class LearnerProcess:
             self._train(lease)
             if self._version.step % self._config.stream.publish_interval == 0:
                 self._publish()
-            if self._version.step % self._config.learner.checkpoint_interval == 0:
+            is_due = self._version.step % self._config.learner.checkpoint_interval == 0
+            if is_due or self._ledger.get("checkpoint_wanted"):
                 self._checkpoint()
 
     def _restore(self) -> None:
@@ -105,6 +106,8 @@ class LearnerProcess:
             if lease.groups:
                 self._waited_s, self._waits_for = waited_s, []
                 return lease
+            if lease.checkpoint_wanted:
+                self._checkpoint()
         return None
 
     def _train(self, lease: Lease) -> None:

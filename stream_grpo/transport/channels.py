@@ -10,9 +10,10 @@ no caller is ever blocked without a cause. An insert alone is held for as long a
     sampler    insert       body: one encoded group                        taken     fate, reason
     sampler    evaluated    sampler_id, version, num_tokens                noted
     learner    start        version, forks                                 started
-    learner    lease        version, num_groups                            batch     cause, ages, staleness; body:
-                                                                                     encoded groups, used ones last
-    learner    trained      version (after the step), group_ids, tokens    counted   ledger
+    learner    lease        version, num_groups                            batch     cause, ages, staleness,
+                                                                                     checkpoint_wanted; body: encoded
+                                                                                     groups, used ones last
+    learner    trained      version (after the step), group_ids, tokens    counted   ledger, checkpoint_wanted
     learner    checkpointed version                                        noted
     anyone     ledger                                                      ledger    groups, tokens, reused, closes,
                                                                                      losses
@@ -50,6 +51,8 @@ class Lease:
     """Its parts, in steps: publish lag, in flight, in queue."""
     cause: str
     """Why there are no groups yet; empty where there are."""
+    checkpoint_wanted: bool = False
+    """Whether the journal needs a checkpoint before the next is due, so that it may delete what is trained."""
 
 
 class SamplerChannel:
@@ -150,7 +153,13 @@ class LearnerChannel:
         groups = tuple(decode_group(data) for data in answer.body)
         fields = answer.fields
         staleness = tuple((lag, in_flight, in_queue) for lag, in_flight, in_queue in fields["staleness"])
-        return Lease(groups=groups, ages=tuple(fields["ages"]), staleness=staleness, cause=fields["cause"])
+        return Lease(
+            groups=groups,
+            ages=tuple(fields["ages"]),
+            staleness=staleness,
+            cause=fields["cause"],
+            checkpoint_wanted=fields.get("checkpoint_wanted", False),
+        )
 
     def trained(
         self,
@@ -161,7 +170,8 @@ class LearnerChannel:
     ) -> Mapping[str, Any]:
         """Report a finished step; `version` is the one it made.
 
-        `tokens`: for every group its sampled tokens by fate (trained, masked, baseline_only). Returns the ledger.
+        `tokens`: for every group its sampled tokens by fate (trained, masked, baseline_only). Returns the ledger, and
+        `checkpoint_wanted` as in `Lease`.
         """
         fields = {
             "version": list(version),

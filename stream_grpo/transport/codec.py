@@ -124,12 +124,14 @@ def read_batch(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
         raise ValueError("a group without rollouts")
     for name in _PER_GROUP:
         column = batch.column(name)
-        if column.null_count or len(column.unique()) != 1:
+        if column.null_count or len(set(column.to_pylist())) != 1:
             raise ValueError(f"column {name}: rows of one group differ")
-    lengths = batch.column("token_ids").value_lengths()
+    # Equal offsets are equal lengths; where offsets differ, lengths may still not.
+    ids = batch.column("token_ids")
     for name in _PER_TOKEN:
         column = batch.column(name)
-        if column.null_count or not column.value_lengths().equals(lengths):
+        has_offsets = column.offsets.equals(ids.offsets)
+        if column.null_count or not (has_offsets or column.value_lengths().equals(ids.value_lengths())):
             raise ValueError(f"column {name}: lengths differ from token_ids")
     _check_steps(batch)
     return batch

@@ -23,7 +23,7 @@ _request_numbers = itertools.count()
 
 
 class MemoryJournal:
-    """A journal that is as durable as the test: what `buffer.book.Records` asks for."""
+    """A journal that is as durable as the test: what `buffer.book.Records` asks for. Every record has a segment."""
 
     def __init__(self) -> None:
         self.rows: list[Transition] = []
@@ -37,8 +37,8 @@ class MemoryJournal:
 
     def append_group(self, data: bytes, transition: Transition) -> Transition:
         place: dict[str, Any] = {
-            "segment": 1,
-            "offset": len(self.records),
+            "segment": len(self.records) + 1,
+            "offset": 0,
             "length": len(data),
             "crc32": zlib.crc32(data),
         }
@@ -47,7 +47,7 @@ class MemoryJournal:
         return self.rows[-1]
 
     def read(self, location: Location, group_id: str = "") -> bytes:
-        return self.records[location.offset]
+        return self.records[location.segment - 1]
 
 
 class FakeCurator:

@@ -4,6 +4,7 @@ import errno
 import itertools
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from stream_grpo.buffer.journal import LOG_NAME, Journal, segment_name
-from stream_grpo.buffer.transitions import TRANSITION_SCHEMA, Kind, Transition
+from stream_grpo.buffer.journal import Journal
+from stream_grpo.buffer.layout import (
+    LOCK_NAME,
+    LOG_NAME,
+    SINGLE_LOG_NAME,
+    log_name,
+    segment_name,
+    segments,
+    unnamed_name,
+)
+from stream_grpo.buffer.recovery import LOG_HEADER, SEGMENT_HEADER, retained, rows_of
+from stream_grpo.buffer.snapshot import snapshot_row
+from stream_grpo.buffer.transitions import TRANSITION_SCHEMA, Kind, Transition, encode_transitions
 from stream_grpo.errors import JournalError
 from stream_grpo.transport.codec import GROUP_SCHEMA, decode_group, encode_group
 from tests.fakes import make_group
@@ -103,7 +115,7 @@ def test_a_segment_is_closed_above_its_size_and_all_are_read(tmp_path: Path) -> 
     assert [path.name for path in sorted(tmp_path.glob("segment-*"))] == [segment_name(n) for n in (1, 2, 3)]
     journal = open_journal(tmp_path, 4096)
     assert group_ids_in(journal) == ["g1", "g2", "g3", "g4", "g5", "g6"]
-    assert journal.num_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert journal.num_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.arrow"))
 
 
 def crash_states(sizes: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
@@ -234,7 +246,7 @@ def test_acknowledged_bytes_that_are_gone_are_an_error_not_a_warning(tmp_path: P
     path = tmp_path / segment_name(1)
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(
-        JournalError, match=r"segment-000001.*record of group g2 at offset .* acknowledged data is missing"
+        JournalError, match=r"segment-000001.*ends at \d+, but the log names .* acknowledged data is missing"
     ):
         open_journal(tmp_path)
 
@@ -350,3 +362,226 @@ def test_a_process_killed_while_it_writes_has_kept_what_it_acknowledged(tmp_path
     # One more commit may have become durable that nobody was told of.
     assert len(acknowledged) <= len(found) <= len(acknowledged) + 1
     assert found == [f"g{number}" for number in range(len(found))]
+
+
+class Followed:
+    """A journal and what its log says of the segments, as the book follows it."""
+
+    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, log_bytes: int = 1) -> None:
+        self.directory = directory
+        self.journal = Journal(directory, segment_bytes=segment_bytes, log_bytes=log_bytes)
+        self.retention = retained(directory / log_name(self.journal.log_number), self.journal.replay())
+
+    def commit(self, *group_ids: str) -> None:
+        for group_id in group_ids:
+            self.retention.apply(self.journal.append_group(record(group_id), row(group_id)))
+        self.journal.commit()
+
+    def begin_log(self) -> None:
+        self.retention.close_log(self.journal.log_number)
+        self.journal.begin_log(snapshot_row({"retention": self.retention}, 0.0))
+
+    def remove(self, number: int) -> None:
+        removed = Transition(kind=Kind.REMOVED, time_s=0.0, segment=number)
+        self.journal.append(removed)
+        self.retention.apply(removed)
+        self.journal.commit()
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.directory.iterdir() if path.name != LOCK_NAME)
+
+
+def test_a_log_that_is_full_is_followed_by_one_that_begins_with_a_snapshot(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    assert not followed.journal.log_is_full
+    followed.commit("g1", "g2")
+    assert followed.journal.log_is_full
+    followed.begin_log()
+    assert not followed.journal.log_is_full
+    followed.commit("g3")
+    followed.journal.close()
+    # A log and the segments that it names leave together, so that the segments begin anew with the log.
+    assert followed.files == [segment_name(1), segment_name(2), log_name(1), log_name(2)]
+    for path in tmp_path.glob("*.arrow"):
+        pa.ipc.open_stream(path.read_bytes()).read_all()
+    again = Followed(tmp_path)
+    assert [t.kind for t in again.journal.replay()] == [Kind.SNAPSHOT, Kind.ACCEPTED]
+    assert vars(again.retention) == vars(followed.retention)
+    assert again.retention.logs == {1: 1}
+    assert again.journal.num_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.arrow"))
+    # What was acknowledged under the first log is read as before.
+    g1 = next(t for t in rows_of(tmp_path / log_name(1)) if t.group_id == "g1")
+    assert g1.location
+    assert again.journal.read(g1.location) == record("g1")
+    again.commit("g4")
+    assert group_ids_in(again.journal) == ["g3", "g4"]
+
+
+def test_a_start_right_after_a_new_log_begins_another_segment(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    followed.commit("g1")
+    followed.begin_log()
+    followed.journal.close()
+    again = Followed(tmp_path)
+    again.commit("g2")
+    assert again.files == [segment_name(1), segment_name(2), log_name(1), log_name(2)]
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 307])
+def test_a_journal_cut_at_any_byte_around_a_new_log_has_what_was_acknowledged(
+    ram: Path, caplog: pytest.LogCaptureFixture, every: int
+) -> None:
+    """Each kill is one of four: in the hidden file, after its rename, in the records behind it, in their commit."""
+    caplog.set_level(logging.ERROR)
+    whole = Followed(ram / "whole")
+    whole.commit("g1")
+    earlier = {name: (ram / "whole" / name).read_bytes() for name in whole.files}
+    whole.begin_log()
+    following = (ram / "whole" / log_name(2)).read_bytes()
+    whole.commit("g2")
+    segment, log = ((ram / "whole" / name).read_bytes() for name in (segment_name(2), log_name(2)))
+    hidden = f".{log_name(2)}.tmp"
+    kills = [
+        *(({hidden: following[:size]}, ["g1"]) for size in range(0, len(following), every)),
+        ({log_name(2): following}, []),
+        *(({log_name(2): following, segment_name(2): segment[:size]}, []) for size in range(0, len(segment), every)),
+        *(({log_name(2): log[:size], segment_name(2): segment}, []) for size in range(len(following), len(log), every)),
+        ({log_name(2): log, segment_name(2): segment}, ["g2"]),
+    ]
+    cut = ram / "cut"
+    for files, expected in kills:
+        cut.mkdir()
+        for name, data in {**earlier, **files}.items():
+            (cut / name).write_bytes(data)
+        after = Followed(cut)
+        assert [t.group_id for t in after.journal.replay() if t.length] == expected
+        assert sum(segment.num_groups for segment in after.retention.segments.values()) == 1 + (expected == ["g2"])
+        # Another kill: the repaired journal goes on as if nothing had been.
+        after.journal.close()
+        again = Followed(cut)
+        again.commit("g3")
+        assert group_ids_in(again.journal) == [*expected, "g3"]
+        again.journal.close()
+        shutil.rmtree(cut)
+
+
+def test_a_removed_segment_may_be_gone_or_not_and_no_other(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, segment_bytes=1)
+    for name in ("g1", "g2", "g3"):
+        followed.commit(name)
+    followed.remove(1)
+    followed.journal.close()  # a kill between the row and the file
+    again = Followed(tmp_path, segment_bytes=1)
+    assert again.files == [segment_name(2), segment_name(3), LOG_NAME]
+    again.remove(2)
+    again.journal.remove_segment(2)
+    again.journal.close()
+    again = Followed(tmp_path, segment_bytes=1)
+    again.remove(3)
+    again.journal.remove_segment(3)
+    # Numbers are never used again, not even by a journal without segments.
+    again.journal.close()
+    again = Followed(tmp_path, segment_bytes=1)
+    again.commit("g4")
+    assert again.files == [segment_name(4), LOG_NAME]
+    again.journal.close()
+    (tmp_path / segment_name(4)).unlink()
+    with pytest.raises(JournalError, match=r"segment-000004.arrow: ends at 0, .* acknowledged data is missing"):
+        Followed(tmp_path)
+
+
+def test_a_new_log_and_all_of_the_earlier_one_may_be_gone_once_its_segments_are(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    followed.commit("g1")
+    followed.begin_log()
+    followed.commit("g2")
+    assert followed.retention.removable_logs() == []
+    followed.remove(1)
+    assert followed.retention.removable_logs() == [1]
+    followed.journal.remove_segment(1)
+    followed.journal.remove_log(1)
+    assert followed.journal.num_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.arrow"))
+    followed.journal.close()
+    assert followed.files == [segment_name(2), log_name(2)]
+    assert group_ids_in(Followed(tmp_path).journal) == ["g2"]
+
+
+def test_records_that_a_crash_left_are_set_aside_whole(tmp_path: Path) -> None:
+    """A log that lost its last commit looks as after a crash, so that what it does not name is never deleted."""
+    sizes = write(tmp_path, [["g1"], ["g2", "g3"]])
+    os.truncate(tmp_path / LOG_NAME, sizes[1][1])
+    path = tmp_path / segment_name(1)
+    os.truncate(path, path.stat().st_size - 1)
+    open_journal(tmp_path).close()
+    table = pa.ipc.open_stream((tmp_path / unnamed_name(1)).read_bytes()).read_all()
+    assert table.column("group_id").to_pylist() == ["g2", "g2"]
+    # A second crash in the same segment adds to it.
+    sizes.append((path.stat().st_size, (tmp_path / LOG_NAME).stat().st_size))
+    write(tmp_path, [["g4"]])
+    os.truncate(tmp_path / LOG_NAME, sizes[-1][1])
+    journal = open_journal(tmp_path)
+    table = pa.ipc.open_stream((tmp_path / unnamed_name(1)).read_bytes()).read_all()
+    assert table.column("group_id").to_pylist() == ["g2", "g2", "g4", "g4"]
+    assert journal.num_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.arrow"))
+
+
+def test_unnamed_records_that_no_crash_explains_are_an_error_and_stay(tmp_path: Path) -> None:
+    """Every commit begins a segment, so that a log without its last two leaves two segments that nothing names."""
+    write(tmp_path, [["g1"], ["g2"], ["g3"]], segment_bytes=1)
+    rows = list(rows_of(tmp_path / LOG_NAME))
+    (tmp_path / LOG_NAME).write_bytes(LOG_HEADER + encode_transitions(rows[:1]))
+    before = {path: path.read_bytes() for path in segments(tmp_path).values()}
+    with pytest.raises(JournalError, match=r"segment-000002.*no log names.* lost acknowledged groups; put back a copy"):
+        open_journal(tmp_path)
+    assert {path: path.read_bytes() for path in segments(tmp_path).values()} == before
+
+
+def test_a_log_without_the_snapshot_it_should_begin_with_is_an_error(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    followed.commit("g1")
+    followed.begin_log()
+    followed.journal.close()
+    (tmp_path / log_name(2)).write_bytes(LOG_HEADER + encode_transitions([row("g1", Kind.LEASED)]))
+    with pytest.raises(JournalError, match=r"transitions-000002.arrow: does not begin with a snapshot"):
+        Followed(tmp_path)
+
+
+def test_the_log_of_an_earlier_schema_is_refused_naming_both(tmp_path: Path) -> None:
+    metadata = {"schema": "stream_grpo.transition", "schema_version": "3"}
+    (tmp_path / SINGLE_LOG_NAME).write_bytes(TRANSITION_SCHEMA.with_metadata(metadata).serialize().to_pybytes())
+    with pytest.raises(JournalError, match=r"transitions.arrow: written as .* version 3 .*, this program reads .* 4"):
+        open_journal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "num_tails", [pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.nightly)]
+)
+@pytest.mark.timeout(1800)
+def test_twenty_groups_cut_at_every_byte_of_the_log_and_of_what_it_does_not_name(
+    ram: Path, caplog: pytest.LogCaptureFixture, num_tails: int
+) -> None:
+    """20 groups in 5 commits: at each byte of the log, and of the records of the last `num_tails` commits."""
+    caplog.set_level(logging.ERROR)
+    commits = [[f"g{4 * i + j}" for j in range(4)] for i in range(5)]
+    sizes = write(ram / "whole", commits)
+    segment, log = ((ram / "whole" / name).read_bytes() for name in (segment_name(1), LOG_NAME))
+    cut = ram / "cut"
+    for segment_size, log_size, num_acknowledged in crash_states(sizes):
+        if log_size == sizes[num_acknowledged][1] and num_acknowledged < len(commits) - num_tails:
+            continue  # in the records of an earlier commit
+        cut.mkdir()
+        (cut / segment_name(1)).write_bytes(segment[:segment_size])
+        (cut / LOG_NAME).write_bytes(log[:log_size])
+        journal = open_journal(cut)
+        found = [t.group_id for t in journal.replay()]
+        journal.close()
+        assert found == [name for commit in commits[:num_acknowledged] for name in commit], (segment_size, log_size)
+        # Records that reached the disk whole are set aside.
+        acknowledged = sizes[num_acknowledged][0] or len(SEGMENT_HEADER)
+        commit = commits[num_acknowledged] if num_acknowledged < len(commits) else []
+        ends = list(itertools.accumulate((len(record(name)) for name in commit), initial=acknowledged))
+        whole = max(end for end in ends if end <= max(segment_size, acknowledged)) - acknowledged
+        aside = cut / unnamed_name(1)
+        assert (aside.stat().st_size if aside.exists() else len(SEGMENT_HEADER)) == len(SEGMENT_HEADER) + whole
+        shutil.rmtree(cut)

@@ -66,7 +66,7 @@ def test_the_journal_alone_gives_the_same_account(run: Run) -> None:
     segments = sorted((run.path / "journal").glob("segment-*.arrow"))
     tables = [pa.ipc.open_stream(path).read_all() for path in segments]
     rollouts = pa.concat_tables(tables).to_pylist()
-    log = pa.ipc.open_stream(run.path / "journal" / "transitions.arrow").read_all().to_pylist()
+    log = pa.ipc.open_stream(run.path / "journal" / "transitions-000001.arrow").read_all().to_pylist()
     trained = {row["group_id"]: row for row in log if row["kind"] == "trained"}
     assert len(trained) == sum(row["kind"] == "trained" for row in log), "a group was trained twice"
     num_tokens = 0
