@@ -85,7 +85,7 @@ def test_a_checkpoint_is_asked_for_where_it_settles_the_oldest_segment() -> None
     assert not retention.needs_checkpoint([], closed_below=2)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10**6), max_policy_age=st.integers(0, 3))
 def test_a_group_in_a_settled_segment_never_changes_again(seed: int, max_policy_age: int) -> None:
     """Random histories with restores, every record in a segment of its own."""

@@ -95,7 +95,7 @@ def test_at_every_cut_a_snapshot_holds_all_that_the_rows_before_it_say(max_polic
         assert contents(book_of([snapshot], journal, max_policy_age)) == contents(following), (number, row)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 10**6), max_policy_age=st.integers(0, 3), cut=st.floats(0, 1), turns=st.sampled_from([40, 120])
 )
