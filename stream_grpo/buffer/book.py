@@ -13,16 +13,18 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from stream_grpo.buffer.admission import Admission, config_changed
+from stream_grpo.buffer.facts import batch_of_record, facts_of
 from stream_grpo.buffer.ledger import Ledger
 from stream_grpo.buffer.lineage import Lineage
 from stream_grpo.buffer.outcomes import Outbox
+from stream_grpo.buffer.partials import Partials
 from stream_grpo.buffer.selectors import Candidate
 from stream_grpo.buffer.signal import SignalWatch
 from stream_grpo.buffer.stock import Held, Stock
 from stream_grpo.buffer.tickets import InFlight, TicketBook
 from stream_grpo.buffer.transitions import Kind, Location, Transition
 from stream_grpo.errors import StreamGrpoError
-from stream_grpo.types import Fate
+from stream_grpo.types import Fate, sampling_part
 
 REMEMBERED = 16384
 """Inserts that are known again when they are repeated."""
@@ -47,6 +49,10 @@ class Rules:
     signal_tolerance: float | None = 1e-6
     config_hash: str | None = None
     """Groups with another one are invalid; None takes any."""
+    rescores: bool = True
+    """Whether groups whose rewards alone are of another configuration are scored again instead."""
+    ticket_timeout_s: float = 30.0
+    """A ticket whose owner is not heard of for so long is issued again."""
     vocab_size: int | None = None
     """Groups with token ids from here on are invalid; None takes any."""
 
@@ -78,6 +84,7 @@ class Book:
         self.rules, self.journal = rules, journal
         self.lineage, self.ledger, self.stock = Lineage(), Ledger(), Stock()
         self.signal, self.outbox = SignalWatch(), Outbox()
+        self.partials = Partials()
         self.tickets = TicketBook(
             self.lineage,
             run_seed=rules.run_seed,
@@ -90,10 +97,16 @@ class Book:
         for row in journal.replay():
             self._apply(row)
         self.ledger.check()
-        self.tickets.extend_deadlines(now + GRACE_S)
         self.stock.load(journal.read)
+        self.partials.load(journal.read)
+        self.tickets.extend_deadlines(now + GRACE_S)
+        # What is to be continued needs a sampler, and one that starts with the buffer may take a while.
+        self.tickets.extend_deadlines(now + rules.sample_deadline_s, self.partials)
         self.outbox.committed()
         self.end_other_configurations([*self.stock.accepted(), *self.stock.leased()], now)
+        self._end_other_partials(now)
+        # Leased groups wait for the learner's start, which says whether their step was made.
+        self.rescore(self.stock.accepted(), now)
 
     def write(self, row: Transition, data: bytes = b"") -> None:
         """Journal a transition with the record it brings, and apply it. Raises LedgerError for an illegal one."""
@@ -107,13 +120,16 @@ class Book:
 
     def _apply(self, row: Transition) -> None:
         self.ledger.apply(row)
+        if row.kind is Kind.RESCORED:
+            self.partials.take_back(self.stock[row.group_id])
         self.tickets.apply(row)
+        self.partials.apply(row)
         self.lineage.apply(row)
         self.ledger.forget(self.stock.apply(row, self.lineage))
         self.signal.apply(row)
         self.outbox.apply(row)
         self.mixed_context_tokens += row.mixed_context_tokens
-        if row.crc32:
+        if row.crc32 and row.kind is not Kind.PARTIAL:
             self.taken[(row.group_id, row.owner_epoch, row.crc32)] = Admission(Fate(row.kind), row.reason)
             if len(self.taken) > REMEMBERED:
                 self.taken.popitem(last=False)
@@ -125,11 +141,11 @@ class Book:
             kind=kind, time_s=now, group_id=group_id, branch=learner.branch, step=learner.step, reason=reason
         )
 
-    def end_ticket(self, held: InFlight, reason: str, now: float) -> None:
-        """End a group in flight as stale, its problem and sampler named."""
+    def end_ticket(self, held: InFlight, reason: str, now: float, kind: Kind = Kind.STALE) -> None:
+        """End a group in flight, by default as stale, its problem and sampler named."""
         group_id = held.ticket.group_id
         row = replace(
-            self.row(Kind.STALE, now, group_id, reason),
+            self.row(kind, now, group_id, reason),
             problem_id=self.tickets.problem_of(group_id),
             sampler_id=held.sampler_id,
             owner_epoch=held.ticket.owner_epoch,
@@ -137,11 +153,43 @@ class Book:
         self.write(row)
 
     def end_other_configurations(self, groups: Iterable[Held], now: float) -> None:
-        """End held groups whose configuration is not the run's as invalid, before they are leased."""
+        """End held groups whose configuration is not the run's as invalid, but for those to be scored again."""
         for held in groups:
-            if self.rules.config_hash not in (None, held.config_hash):
+            if self._is_other(held.config_hash) and not self._is_rescored(held.config_hash):
                 reason = config_changed(held.config_hash, self.rules.config_hash)
                 self.write(self.row(Kind.INVALID, now, held.group_id, reason))
+
+    def _end_other_partials(self, now: float) -> None:
+        for flight in self.tickets:
+            partial = self.partials.get(flight.ticket.group_id)
+            if partial and self._is_other(partial.config_hash) and not self._is_rescored(partial.config_hash):
+                reason = config_changed(partial.config_hash, self.rules.config_hash)
+                self.end_ticket(flight, reason, now, Kind.INVALID)
+
+    def rescore(self, groups: Iterable[Held], now: float) -> None:
+        """Make accepted groups whose rewards are of another configuration tickets again, which go on from all tokens.
+
+        Whoever takes such a ticket samples nothing, and scores the group as a whole.
+        """
+        for held in groups:
+            if self._is_rescored(held.config_hash):
+                row = replace(
+                    self.row(Kind.RESCORED, now, held.group_id),
+                    problem_id=held.problem_id,
+                    sampler_id=held.sampler_id,
+                    owner_epoch=facts_of(batch_of_record(held.data)).owner_epoch,
+                )
+                self.write(row)
+
+    def _is_other(self, config_hash: str) -> bool:
+        return self.rules.config_hash not in (None, config_hash)
+
+    def _is_rescored(self, config_hash: str) -> bool:
+        """Whether a configuration is the run's but for its rewards, and rewards may be given anew."""
+        ours = self.rules.config_hash
+        if ours is None or config_hash == ours:
+            return False
+        return self.rules.rescores and sampling_part(config_hash) == sampling_part(ours)
 
     @property
     def num_live(self) -> int:
@@ -153,5 +201,8 @@ class Book:
         return Candidate(held.group_id, max(map(self.lineage.age, held.versions)), held.sampler_id)
 
     def ticket_candidate(self, held: InFlight) -> Candidate:
-        """A group in flight in the order: as old as its oldest token may be."""
-        return Candidate(held.ticket.group_id, self.lineage.age_in_flight(held.version), held.sampler_id)
+        """A group in flight in the order: as old as its oldest token is or may be."""
+        partial = self.partials.get(held.ticket.group_id)
+        ages = map(self.lineage.age, partial.versions if partial else ())
+        age = max([self.lineage.age_in_flight(held.version), *ages])
+        return Candidate(held.ticket.group_id, age, held.sampler_id)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from stream_grpo.buffer.soundness import Tokens, fault_of
 from stream_grpo.transport.codec import GROUP_SCHEMA
-from stream_grpo.types import Decision, EndReason, PolicyVersion
+from stream_grpo.types import NEVER_VALID, Decision, EndReason, PolicyVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFacts:
-    """A group in numbers. Valid rollouts are those of `Rollout.valid`: scored, not aborted, not empty."""
+    """A group in numbers. Valid rollouts are those of `Rollout.valid`: scored, ended, not aborted, not empty."""
 
     group_id: str
     owner_epoch: int
@@ -34,6 +34,8 @@ class GroupFacts:
     """All others."""
     num_truncated: int
     """Rollouts that ended at the length limit."""
+    num_unfinished: int
+    """Rollouts that were still being sampled."""
     versions: frozenset[PolicyVersion]
     """That sampled any token of the group."""
     mean_step: float
@@ -72,9 +74,8 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
     sampled = np.bincount(tokens.rollout[mask], minlength=batch.num_rows)
     rewards, decisions = batch.column("reward").to_pylist(), batch.column("decision").to_pylist()
     end_reasons = batch.column("end_reason").to_pylist()
-    cut = (EndReason.ABORT, EndReason.ERROR)
     valid = [
-        reward is not None and end_reason not in cut and bool(num_sampled)
+        reward is not None and end_reason not in NEVER_VALID and bool(num_sampled)
         for reward, end_reason, num_sampled in zip(rewards, end_reasons, sampled, strict=True)
     ]
     decided = Counter(decision for decision, is_valid in zip(decisions, valid, strict=True) if is_valid)
@@ -91,6 +92,7 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
         num_failed=num_failed,
         num_unscored=batch.num_rows - num_passed - num_failed,
         num_truncated=end_reasons.count(EndReason.LENGTH.value),
+        num_unfinished=end_reasons.count(EndReason.PARTIAL.value),
         versions=frozenset(PolicyVersion(b, s) for b, s in set(zip(branches.tolist(), steps.tolist(), strict=True))),
         mean_step=float(steps.mean()) if len(steps) else -1.0,
         num_tokens=len(steps),

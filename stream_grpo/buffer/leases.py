@@ -89,6 +89,7 @@ class Leases:
             if flight.ticket.group_id not in kept:
                 self._book.end_ticket(flight, "restore", now)
         self._stock.load(self._book.journal.read)
+        self._book.rescore(self._stock.accepted(), now)
 
     def _unseen(self) -> list[Held]:
         """Trained groups that the learner's version does not contain."""

@@ -14,7 +14,8 @@ from stream_grpo.buffer.transitions import Kind, Location, Transition
 from stream_grpo.types import PolicyVersion
 
 Reader = Callable[[Location, str], bytes]
-_ENDS = (Kind.STALE, Kind.INVALID)
+_ENDS = (Kind.STALE, Kind.INVALID, Kind.RESCORED)
+"""After which a group is no longer held."""
 
 
 @dataclass(slots=True)

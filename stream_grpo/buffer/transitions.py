@@ -4,24 +4,32 @@ Everything the buffer knows is a fold over these rows, so a restart rebuilds it.
 
     kind           branch, step               reason                              also
     hello          -                          -                                   sampler_id, owner_epoch: incarnation
-    ticketed       weights of the sampler     id of the request it answers        sampler_id, owner_epoch
+    ticketed       weights of the sampler     id of the request it answers        sampler_id, owner_epoch; issued again:
+                                                                                  dropped_tokens, lost_tokens
     picked         -                          -                                   problem_id of a ticket
+    partial        learner when it came in    -                                   the record so far and num_tokens; it
+                                                                                  replaces the one before
+    lost           -                          -                                   sampler_id that was not heard of for
+                                                                                  too long: to be issued again
     accepted       learner when it came in    -                                   the record and its counts
     no_signal      learner when it came in    all_right, all_wrong, same_reward   the record and its counts
-    invalid        learner at the end         what is wrong with it               the record, where it ends on arrival
+    invalid        learner at the end         what is wrong with it               the record, where it ends on arrival;
+                                                                                  sampler_id, problem_id of a ticket
     stale          learner at the end         age, deadline, surplus or restore   the record, where it ends on arrival;
                                                                                   sampler_id, problem_id of a ticket
     refused        learner when it came in    why this copy is not taken          crc32, num_tokens; no record is kept
     leased         learner the step starts at -
     trained        the version that was made  -                                   tokens by fate
     restored       learner after the restore  -                                   leased or trained, available again
+    rescored       learner at the time        -                                   sampler_id, problem_id, owner_epoch of
+                                                                                  an accepted group: a ticket again
     started        learner                    forks as JSON: {"1": [0, 10]}
     checkpointed   the oldest kept checkpoint -
     evaluated      the evaluated weights      -                                   sampler_id, num_tokens; once a version
 
-The counts of a record are `num_tokens`, sampled ones, `num_truncated` and `mixed_context_tokens`. `crc32` is of the
-record's bytes, `checksum` is the CRC32 of the other columns of the row as a JSON list without spaces: Arrow itself does
-not notice a flipped bit.
+The counts of a record are `num_tokens`, sampled ones, `num_truncated` and `mixed_context_tokens`, and `dropped_tokens`,
+those of the partial before that it does not have. `crc32` is of the record's bytes, `checksum` is the CRC32 of the
+other columns of the row as a JSON list without spaces: Arrow itself does not notice a flipped bit.
 """
 
 from __future__ import annotations
@@ -51,7 +59,10 @@ class Kind(StrEnum):
     REFUSED = Fate.REFUSED.value
     HELLO = "hello"
     PICKED = "picked"
+    PARTIAL = "partial"
+    LOST = "lost"
     RESTORED = "restored"
+    RESCORED = "rescored"
     STARTED = "started"
     CHECKPOINTED = "checkpointed"
     EVALUATED = "evaluated"
@@ -93,6 +104,10 @@ class Transition:
     """Rollouts that reached the length limit."""
     mixed_context_tokens: int = 0
     """Tokens sampled on a KV cache of older weights."""
+    dropped_tokens: int = 0
+    """Tokens of the group's newest partial that do not go on from here."""
+    lost_tokens: int = 0
+    """Tokens beyond the newest partial that the owner before had, by its last heartbeat."""
     reason: str = ""
 
     @property
@@ -107,8 +122,10 @@ class Transition:
 
     @property
     def makes_outcome(self) -> bool:
-        """Whether the curator is told: of every record, and of every ticket that ends without one."""
-        return bool(self.length) or (self.kind is Kind.STALE and bool(self.sampler_id))
+        """Whether the curator is told: of every complete record, and of every ticket that ends without one."""
+        if self.kind is Kind.PARTIAL:
+            return False
+        return bool(self.length) or (self.kind in (Kind.STALE, Kind.INVALID) and bool(self.sampler_id))
 
 
 _COLUMNS: Mapping[str, pa.DataType] = {
@@ -130,12 +147,14 @@ _COLUMNS: Mapping[str, pa.DataType] = {
     "baseline_only_tokens": pa.int64(),
     "num_truncated": pa.int32(),
     "mixed_context_tokens": pa.int64(),
+    "dropped_tokens": pa.int64(),
+    "lost_tokens": pa.int64(),
     "reason": pa.string(),
 }
 
 TRANSITION_SCHEMA = pa.schema(
     [pa.field(name, of_type, nullable=False) for name, of_type in {**_COLUMNS, "checksum": pa.uint32()}.items()],
-    metadata={"schema": "stream_grpo.transition", "schema_version": "3"},
+    metadata={"schema": "stream_grpo.transition", "schema_version": "4"},
 )
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from curator.client import Curator, Picked, Refused
-from curator.schema import Pick
+from curator.client import Curator, Found, Picked, Refused
+from curator.schema import Pick, Problem
 from curator.wire import RemoteError
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError
 from stream_grpo.rewards.scoring import Scoring, scoring_version
 from stream_grpo.sampler.alarms import Alarms
+from stream_grpo.sampler.continuation import continued_group
 from stream_grpo.sampler.generation import Engine
 from stream_grpo.sampler.heldout import HeldoutEvaluation
+from stream_grpo.sampler.progress import Progress
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
 from stream_grpo.sampler.rollout import (
     GroupInProgress,
@@ -29,6 +31,7 @@ from stream_grpo.sampler.rollout import (
 )
 from stream_grpo.sampler.update import Updater
 from stream_grpo.transport.channels import SamplerChannel
+from stream_grpo.transport.codec import decode_group
 from stream_grpo.types import Decision, Generation, RewardResult, RolloutGroup, Ticket
 from stream_grpo.weights.subscriber import Subscriber
 
@@ -69,10 +72,11 @@ class SamplerProcess:
         self._heldout, self._alarms = heldout, alarms
         self._clock, self._timer = clock, timer
         self._updater = Updater(config, engine, timer)
+        self._progress = Progress(config.stream, engine, buffer, self._held, self._so_far, timer)
         self._next_look_at = 0.0
         # A group's way: ticket, asked of the curator, in progress (sampled, scored), finished, handed over.
         self._tickets: dict[str, Ticket] = {}
-        self._asked: dict[str, list[str]] = {}
+        self._asked: dict[str, list[Ticket]] = {}
         self._groups: dict[str, GroupInProgress] = {}
         self._finished: deque[RolloutGroup] = deque()
         self._newly_bound: dict[str, str] = {}
@@ -80,7 +84,7 @@ class SamplerProcess:
         self._waits: dict[str, float] = {}
         self._busy_s, self._stall_s, self._score_s = 0.0, 0.0, 0.0
         self._first_busy_at: float | None = None
-        self._num_tokens, self._num_expired, self._num_refused = 0, 0, 0
+        self._num_tokens, self._num_expired, self._num_refused, self._num_continued = 0, 0, 0, 0
         self._fates: Counter[str] = Counter()
 
     def run(self, stop: threading.Event) -> None:
@@ -107,6 +111,7 @@ class SamplerProcess:
             self._sample()
             self._take_scores()
             self._hand_over()
+            self._progress.turn(self._groups)
             self._heldout.turn()
         self._wind_down()
 
@@ -133,6 +138,8 @@ class SamplerProcess:
             "num_groups_in_progress": len(self._groups),
             "num_groups_expired": self._num_expired,
             "num_prompts_refused": self._num_refused,
+            "num_groups_continued": self._num_continued,
+            "num_partials": self._progress.num_partials,
         }
 
     # -- weights ------------------------------------------------------------------------------------------------------
@@ -184,7 +191,10 @@ class SamplerProcess:
         return (self._engine.num_slots - num_taken) // group_size + _NUM_AHEAD
 
     def _take_tickets(self) -> None:
-        """What the buffer says; each new ticket asks the curator for a problem, all of one answer in one question."""
+        """What the buffer says; the tickets of one answer ask the curator for their problems in one question.
+
+        Those that bring a prefix have a problem, and ask for it by its id.
+        """
         idle = self._engine.num_unfinished == 0 and not self._asked
         tickets, taken = self._buffer.poll(_IDLE_WAIT_S if idle else 0.0)
         is_owed = self._buffer.waits_for_tickets or self._buffer.num_unacknowledged > 0
@@ -193,10 +203,13 @@ class SamplerProcess:
         for ticket in tickets:
             self._forget(ticket.group_id)
             self._tickets[ticket.group_id] = ticket
-        asked = {group_id for group_ids in self._asked.values() for group_id in group_ids}
-        unasked = [group_id for group_id in self._tickets if group_id not in asked]
-        if unasked and self._curator.has_credit:
-            self._asked[self._curator.post_next(unasked)] = unasked
+        asked = {id(ticket) for several in self._asked.values() for ticket in several}
+        unasked = [ticket for ticket in self._tickets.values() if id(ticket) not in asked]
+        new, begun = [t for t in unasked if not t.prefix], [t for t in unasked if t.prefix]
+        if new and self._curator.has_credit:
+            self._asked[self._curator.post_next([ticket.group_id for ticket in new])] = new
+        if begun and self._curator.has_credit:
+            self._asked[self._curator.post_get(sorted({ticket.problem_id for ticket in begun}))] = begun
 
     def _forget(self, group_id: str) -> None:
         """Drop what is under way for a group whose ticket is issued again."""
@@ -209,16 +222,21 @@ class SamplerProcess:
         for answer in answers:
             if isinstance(answer, Refused):
                 raise RemoteError(f"curator: {answer.reason}")
+            asked = self._asked.pop(answer.id, [])
+            # One may have ended since, or been issued again.
+            tickets = {t.group_id: t for t in asked if self._tickets.get(t.group_id) is t}
             if isinstance(answer, Picked):
-                self._asked.pop(answer.id, None)
-                self._start_groups(answer.picks)
+                self._start_groups(tickets, answer.picks)
+            elif isinstance(answer, Found):
+                self._continue_groups(tickets, answer.problems)
 
-    def _start_groups(self, picks: Iterable[Pick]) -> None:
+    def _start_groups(self, tickets: Mapping[str, Ticket], picks: Iterable[Pick]) -> None:
         """Add whole groups in the order of their ids, so that equal tickets make equal batches."""
         for pick in sorted(picks, key=lambda pick: pick.group_id):
-            ticket = self._tickets.pop(pick.group_id, None)
+            ticket = tickets.get(pick.group_id)
             if ticket is None:
                 continue
+            del self._tickets[pick.group_id]
             self._newly_bound[pick.group_id] = pick.problem.problem_id
             try:
                 requests = make_requests(ticket, self._prompts.token_ids(pick.problem), self._config)
@@ -226,9 +244,27 @@ class SamplerProcess:
                 self._num_refused += 1
                 self._finish(refused_group(ticket, pick.problem, str(error), self._config, self._clock()))
                 continue
-            self._groups[pick.group_id] = GroupInProgress(ticket, pick.problem, requests, self._clock())
-            for request in requests:
-                self._engine.add(request)
+            self._begin(GroupInProgress(ticket, pick.problem, requests, self._clock()))
+
+    def _continue_groups(self, tickets: Mapping[str, Ticket], problems: Iterable[Problem]) -> None:
+        """Go on with groups that an earlier owner of their tickets has begun."""
+        by_id = {problem.problem_id: problem for problem in problems}
+        for group_id, ticket in sorted(tickets.items()):
+            del self._tickets[group_id]
+            prefix, problem = decode_group(ticket.prefix), by_id[ticket.problem_id]
+            group = continued_group(ticket, problem, prefix, self._config, config_hash=self._config_hash)
+            self._num_continued += 1
+            self._begin(group)
+            for generation in group.unscored:
+                self._submit(group, generation)
+            if group.is_complete:
+                self._complete(group)
+
+    def _begin(self, group: GroupInProgress) -> None:
+        self._groups[group.ticket.group_id] = group
+        self._progress.begin(group)
+        for request in group.unfinished:
+            self._engine.add(request)
 
     # -- sampling -----------------------------------------------------------------------------------------------------
 
@@ -246,13 +282,16 @@ class SamplerProcess:
         started = self._timer()
         for generation in self._heldout.take(generations):
             group = self._groups[group_of(generation.request_id)]
-            group.take(generation)
-            text = self._prompts.decode(generation.token_ids.tolist())
-            task_id = task_id_of(group.ticket, generation.request_id)
-            self._scoring.submit(task_id, group.problem, text, generation.end_reason)
+            self._submit(group, group.take(generation))
             self._num_tokens += len(generation.token_ids)
             self._alarms.ended(generation.end_reason)
         self._score_s += self._timer() - started
+
+    def _submit(self, group: GroupInProgress, generation: Generation) -> None:
+        """Give a whole response out to be scored."""
+        text = self._prompts.decode(generation.token_ids.tolist())
+        task_id = task_id_of(group.ticket, generation.request_id)
+        self._scoring.submit(task_id, group.problem, text, generation.end_reason)
 
     def _take_scores(self) -> None:
         """Give rewards to the generations that wait for them; complete groups are finished."""
@@ -275,8 +314,11 @@ class SamplerProcess:
     def _score(self, group: GroupInProgress, request_id: str, reward: RewardResult) -> None:
         group.score(request_id, reward)
         if group.is_complete:
-            del self._groups[group.ticket.group_id]
-            self._finish(group)
+            self._complete(group)
+
+    def _complete(self, group: GroupInProgress) -> None:
+        del self._groups[group.ticket.group_id]
+        self._finish(group)
 
     def _abort_late_groups(self) -> None:
         """Hand over what a group has in time before its ticket's deadline; a ticket alone is the buffer's to end."""
@@ -289,8 +331,8 @@ class SamplerProcess:
             self._num_expired += 1
             self._collect(self._engine.abort([request.request_id for request in group.unfinished]))
             self._take_scores()
-            for request_id in group.unscored:
-                self._score(group, request_id, _too_late(group))
+            for generation in group.unscored:
+                self._score(group, generation.request_id, _too_late(group))
 
     # -- handing over -------------------------------------------------------------------------------------------------
 
@@ -299,22 +341,35 @@ class SamplerProcess:
             group.finish(sampler_id=self._sampler_id, config_hash=self._config_hash, finished_at_s=self._clock())
         )
 
+    def _held(self) -> list[str]:
+        """Ids of the groups that are this sampler's until the buffer has taken them."""
+        finished = [group.group_id for group in self._finished]
+        return [*self._tickets, *self._groups, *finished, *self._buffer.unacknowledged_groups]
+
+    def _so_far(self, group: GroupInProgress, running: Sequence[Generation]) -> RolloutGroup:
+        return group.so_far(running, sampler_id=self._sampler_id, config_hash=self._config_hash, now_s=self._clock())
+
     def _hand_over(self) -> None:
         while self._finished and self._buffer.has_credit:
             self._buffer.insert(self._finished.popleft())
 
     def _wind_down(self) -> None:
-        """End what runs, and give the buffer a moment to take what is finished."""
+        """End what runs, and give the buffer a moment to take what is finished, and of the rest what there is."""
         self._heldout.stop()
+        self._progress.last_turn(self._groups)
         self._engine.abort([r.request_id for group in self._groups.values() for r in group.unfinished])
         self._groups = {name: group for name, group in self._groups.items() if not group.unfinished}
         deadline = self._timer() + _LAST_INSERTS_S
-        while (self._groups or self._finished or self._buffer.num_unacknowledged) and self._timer() < deadline:
+        while self._is_owed() and self._timer() < deadline:
             self._take_scores()
             self._hand_over()
             _, taken = self._buffer.poll(_IDLE_WAIT_S)
             self._fates.update(answer.fate.value for answer in taken)
             self._heldout.turn()
+
+    def _is_owed(self) -> bool:
+        buffer = self._buffer
+        return bool(self._groups or self._finished or buffer.num_unacknowledged or buffer.num_partials_on_their_way)
 
     def _watch(self, whom: str, waits: bool) -> None:
         """Raise StallError where one wait has lasted beyond `stream.stall_timeout_s`."""

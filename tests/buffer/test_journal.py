@@ -249,7 +249,7 @@ def test_a_log_that_is_gone_is_no_new_journal(tmp_path: Path, size: int) -> None
     assert (tmp_path / segment_name(1)).read_bytes() == before
 
 
-@pytest.mark.parametrize(("name", "version"), [(LOG_NAME, "3"), (segment_name(1), "1")])
+@pytest.mark.parametrize(("name", "version"), [(LOG_NAME, "4"), (segment_name(1), "1")])
 def test_another_schema_version_is_refused_naming_both(tmp_path: Path, name: str, version: str) -> None:
     write(tmp_path, [["g1"]])
     path = tmp_path / name
