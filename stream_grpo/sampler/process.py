@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from curator.client import Curator, Found, Picked, Refused
-from curator.schema import Pick, Problem
-from curator.wire import RemoteError
+from curator.client import Curator
+from curator.schema import Problem
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError
 from stream_grpo.rewards.scoring import Scoring, scoring_version
@@ -20,6 +19,7 @@ from stream_grpo.sampler.generation import Engine
 from stream_grpo.sampler.heldout import HeldoutEvaluation
 from stream_grpo.sampler.progress import Progress
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
+from stream_grpo.sampler.questions import Questions
 from stream_grpo.sampler.rollout import (
     GroupInProgress,
     config_hash,
@@ -67,7 +67,7 @@ class SamplerProcess:
         """`clock`: unix seconds; `timer`: seconds for durations."""
         self._config, self._sampler_id = config, sampler_id
         self._config_hash = config_hash(config, prompts.fingerprint, scoring_version(config.rewards))
-        self._engine, self._buffer, self._curator = engine, buffer, curator
+        self._engine, self._buffer, self._questions = engine, buffer, Questions(curator)
         self._subscriber, self._prompts, self._scoring = subscriber, prompts, scoring
         self._heldout, self._alarms = heldout, alarms
         self._clock, self._timer = clock, timer
@@ -76,7 +76,6 @@ class SamplerProcess:
         self._next_look_at = 0.0
         # A group's way: ticket, asked of the curator, in progress (sampled, scored), finished, handed over.
         self._tickets: dict[str, Ticket] = {}
-        self._asked: dict[str, list[Ticket]] = {}
         self._groups: dict[str, GroupInProgress] = {}
         self._finished: deque[RolloutGroup] = deque()
         self._newly_bound: dict[str, str] = {}
@@ -106,7 +105,7 @@ class SamplerProcess:
                 continue
             self._ask_tickets()
             self._take_tickets()
-            self._take_picks()
+            self._start_groups()
             self._abort_late_groups()
             self._sample()
             self._take_scores()
@@ -191,11 +190,8 @@ class SamplerProcess:
         return (self._engine.num_slots - num_taken) // group_size + _NUM_AHEAD
 
     def _take_tickets(self) -> None:
-        """What the buffer says; the tickets of one answer ask the curator for their problems in one question.
-
-        Those that bring a prefix have a problem, and ask for it by its id.
-        """
-        idle = self._engine.num_unfinished == 0 and not self._asked
+        """What the buffer says; the tickets of one answer ask the curator for their problems in one question."""
+        idle = self._engine.num_unfinished == 0 and not self._questions.is_open
         tickets, taken = self._buffer.poll(_IDLE_WAIT_S if idle else 0.0)
         is_owed = self._buffer.waits_for_tickets or self._buffer.num_unacknowledged > 0
         self._watch("the buffer to answer", is_owed and not tickets and not taken)
@@ -203,62 +199,47 @@ class SamplerProcess:
         for ticket in tickets:
             self._forget(ticket.group_id)
             self._tickets[ticket.group_id] = ticket
-        asked = {id(ticket) for several in self._asked.values() for ticket in several}
-        unasked = [ticket for ticket in self._tickets.values() if id(ticket) not in asked]
-        new, begun = [t for t in unasked if not t.prefix], [t for t in unasked if t.prefix]
-        if new and self._curator.has_credit:
-            self._asked[self._curator.post_next([ticket.group_id for ticket in new])] = new
-        if begun and self._curator.has_credit:
-            self._asked[self._curator.post_get(sorted({ticket.problem_id for ticket in begun}))] = begun
+        self._questions.ask(self._tickets.values())
 
     def _forget(self, group_id: str) -> None:
         """Drop what is under way for a group whose ticket is issued again."""
         if (group := self._groups.pop(group_id, None)) is not None:
             self._engine.abort([request.request_id for request in group.unfinished])
 
-    def _take_picks(self) -> None:
-        answers = self._curator.poll(_IDLE_WAIT_S if self._asked and self._engine.num_unfinished == 0 else 0.0)
-        self._watch("the curator to choose problems", bool(self._asked) and not answers)
-        for answer in answers:
-            if isinstance(answer, Refused):
-                raise RemoteError(f"curator: {answer.reason}")
-            asked = self._asked.pop(answer.id, [])
-            # One may have ended since, or been issued again.
-            tickets = {t.group_id: t for t in asked if self._tickets.get(t.group_id) is t}
-            if isinstance(answer, Picked):
-                self._start_groups(tickets, answer.picks)
-            elif isinstance(answer, Found):
-                self._continue_groups(tickets, answer.problems)
+    def _start_groups(self) -> None:
+        """Begin groups whose problems are known, in the order of their ids: equal tickets make equal batches."""
+        is_idle = self._questions.is_open and self._engine.num_unfinished == 0
+        answers = self._questions.answers(_IDLE_WAIT_S if is_idle else 0.0)
+        self._watch("the curator to choose problems", self._questions.is_open and not answers)
+        for ticket, problem in answers:
+            # The ticket may have ended since, or been issued again.
+            if self._tickets.get(ticket.group_id) is ticket:
+                del self._tickets[ticket.group_id]
+                if ticket.prefix:
+                    self._continue_group(ticket, problem)
+                else:
+                    self._start_group(ticket, problem)
 
-    def _start_groups(self, tickets: Mapping[str, Ticket], picks: Iterable[Pick]) -> None:
-        """Add whole groups in the order of their ids, so that equal tickets make equal batches."""
-        for pick in sorted(picks, key=lambda pick: pick.group_id):
-            ticket = tickets.get(pick.group_id)
-            if ticket is None:
-                continue
-            del self._tickets[pick.group_id]
-            self._newly_bound[pick.group_id] = pick.problem.problem_id
-            try:
-                requests = make_requests(ticket, self._prompts.token_ids(pick.problem), self._config)
-            except PromptRefused as error:
-                self._num_refused += 1
-                self._finish(refused_group(ticket, pick.problem, str(error), self._config, self._clock()))
-                continue
-            self._begin(GroupInProgress(ticket, pick.problem, requests, self._clock()))
+    def _start_group(self, ticket: Ticket, problem: Problem) -> None:
+        self._newly_bound[ticket.group_id] = problem.problem_id
+        try:
+            requests = make_requests(ticket, self._prompts.token_ids(problem), self._config)
+        except PromptRefused as error:
+            self._num_refused += 1
+            self._finish(refused_group(ticket, problem, str(error), self._config, self._clock()))
+            return
+        self._begin(GroupInProgress(ticket, problem, requests, self._clock()))
 
-    def _continue_groups(self, tickets: Mapping[str, Ticket], problems: Iterable[Problem]) -> None:
-        """Go on with groups that an earlier owner of their tickets has begun."""
-        by_id = {problem.problem_id: problem for problem in problems}
-        for group_id, ticket in sorted(tickets.items()):
-            del self._tickets[group_id]
-            prefix, problem = decode_group(ticket.prefix), by_id[ticket.problem_id]
-            group = continued_group(ticket, problem, prefix, self._config, config_hash=self._config_hash)
-            self._num_continued += 1
-            self._begin(group)
-            for generation in group.unscored:
-                self._submit(group, generation)
-            if group.is_complete:
-                self._complete(group)
+    def _continue_group(self, ticket: Ticket, problem: Problem) -> None:
+        """Go on with a group that an earlier owner of its ticket has begun."""
+        prefix = decode_group(ticket.prefix)
+        group = continued_group(ticket, problem, prefix, self._config, config_hash=self._config_hash)
+        self._num_continued += 1
+        self._begin(group)
+        for generation in group.unscored:
+            self._submit(group, generation)
+        if group.is_complete:
+            self._complete(group)
 
     def _begin(self, group: GroupInProgress) -> None:
         self._groups[group.ticket.group_id] = group
