@@ -60,13 +60,14 @@ class Progress:
         if self._interval_s and now >= self._next_partials_at:
             self._next_partials_at = now + self._interval_s
             self._due = list(groups)
-        self._send(groups)
+        # One a turn: of long rollouts each takes as long as an engine step.
+        self._send(groups, at_most=1)
 
     def last_turn(self, groups: Mapping[str, GroupInProgress]) -> None:
         """Hand over all that credits allow: the groups go on elsewhere, or after a resume."""
         if self._interval_s:
             self._due = list(groups)
-            self._send(groups)
+            self._send(groups, at_most=len(groups))
 
     def _beat(self, groups: Mapping[str, GroupInProgress]) -> None:
         self._seen |= {group_id: self._num_tokens(group) for group_id, group in groups.items()}
@@ -76,22 +77,22 @@ class Progress:
         if self._seen:
             self._buffer.heartbeat(self._seen)
 
-    def _send(self, groups: Mapping[str, GroupInProgress]) -> None:
-        while self._due and self._buffer.has_credit:
+    def _send(self, groups: Mapping[str, GroupInProgress], *, at_most: int) -> None:
+        while self._due and at_most and self._buffer.has_credit:
             group = groups.get(self._due.pop(0))
             if group is not None and not self._buffer.waits_for_partial(group.ticket.group_id):
-                self._hand_over(group)
+                at_most -= self._hand_over(group)
 
-    def _hand_over(self, group: GroupInProgress) -> None:
+    def _hand_over(self, group: GroupInProgress) -> bool:
+        """Whether the group had anything new."""
         group_id, num_tokens = group.ticket.group_id, self._num_tokens(group)
         if num_tokens == self._handed_over.get(group_id, 0):
-            return
-        unfinished = [request.request_id for request in group.unfinished]
-        running = self._engine.progress(unfinished)
-        if len(running) == len(unfinished):
-            self._buffer.hand_over_partial(self._record(group, running))
-            self._handed_over[group_id] = num_tokens
-            self.num_partials += 1
+            return False
+        running = self._engine.progress([request.request_id for request in group.unfinished])
+        self._buffer.hand_over_partial(self._record(group, running))
+        self._handed_over[group_id] = num_tokens
+        self.num_partials += 1
+        return True
 
     def _num_tokens(self, group: GroupInProgress) -> int:
         return group.num_tokens + self._engine.num_sampled(request.request_id for request in group.unfinished)
