@@ -131,9 +131,9 @@ class InProcessEngine:
         """Tokens of these requests so far, in all."""
         states = self._llm.output_processor.request_states
         names = list(request_ids)
-        running = [self._unfinished[name].internal_id for name in names if name in self._unfinished]
-        held = [len(self._held[name].token_ids) for name in names if name in self._held]
-        return sum(held) + sum(states[name].detokenizer.num_output_tokens() for name in running)
+        running = [states[self._unfinished[n].internal_id] for n in names if n in self._unfinished]
+        num_held = sum(len(self._held[name].token_ids) for name in names if name in self._held)
+        return num_held + sum(int(state.detokenizer.num_output_tokens()) for state in running)
 
     def apply_weights(self, named_tensors: Mapping[str, Any], version: PolicyVersion, *, recompute_kv: bool) -> float:
         """Replace the weights; names, shapes and values are checked before (`weights.subscriber`)."""

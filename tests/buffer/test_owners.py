@@ -20,7 +20,7 @@ def started(**changes: Any) -> Buffer:
     return buffer
 
 
-def beat(buffer: Buffer, now: float, incarnation: int = 0, sampler: str = "s0", **tokens: int) -> None:
+def beat(buffer: Buffer, now: float, tokens: dict[str, int], *, incarnation: int = 0, sampler: str = "s0") -> None:
     buffer.intake.owners.heartbeat(sampler, incarnation, tokens, now)
 
 
@@ -28,7 +28,7 @@ def test_a_ticket_that_is_not_heard_of_is_issued_again_before_new_ones() -> None
     buffer = started()
     silent, heard = buffer.issue(V0, 2, "s0", now=0.0)
     for now in (4.0, 8.0, 12.0):
-        beat(buffer, now, **{heard.group_id: 5})
+        beat(buffer, now, {heard.group_id: 5})
     assert buffer.intake.release_silent(9.9) == 0
     assert buffer.intake.release_silent(12.0) == 1
     assert buffer.intake.release_silent(13.5) == 0
@@ -69,7 +69,7 @@ def test_an_owner_that_is_heard_again_keeps_its_ticket() -> None:
     buffer = started()
     (ticket,) = buffer.issue(V0, 1, "s0")
     buffer.intake.release_silent(11.0)
-    beat(buffer, 12.0, **{ticket.group_id: 5})
+    beat(buffer, 12.0, {ticket.group_id: 5})
     assert buffer.issue(V0, 1, "s1", now=13.0)[0].group_id == "g00000002"
     # Silent once more.
     assert buffer.issue(V0, 1, "s1", now=22.1)[0].group_id == ticket.group_id
@@ -86,9 +86,9 @@ def test_a_partial_is_a_sign_of_life() -> None:
 def test_what_is_said_of_the_tickets_of_others_is_void() -> None:
     buffer = started()
     (mine,) = buffer.issue(V0, 1, "s0")
-    beat(buffer, 9.0, sampler="s1", **{mine.group_id: 5, "g00000077": 1})
-    beat(buffer, 9.0, incarnation=3, **{mine.group_id: 5})
-    beat(buffer, 9.0, sampler="nobody", **{mine.group_id: 5})
+    beat(buffer, 9.0, {mine.group_id: 5, "g00000077": 1}, sampler="s1")
+    beat(buffer, 9.0, {mine.group_id: 5}, incarnation=3)
+    beat(buffer, 9.0, {mine.group_id: 5}, sampler="nobody")
     assert buffer.intake.release_silent(11.0) == 1
 
 
@@ -96,7 +96,7 @@ def test_what_an_earlier_incarnation_says_holds_nothing() -> None:
     buffer = started()
     (ticket,) = buffer.issue(V0, 1, "s0")
     buffer.intake.hello("s0", 1.0)
-    beat(buffer, 2.0, incarnation=0, **{ticket.group_id: 5})
+    beat(buffer, 2.0, {ticket.group_id: 5}, incarnation=0)
     # Its partial is taken, and does not hold the ticket either.
     assert buffer.intake.partial(encode_group(so_far(ticket, 2)), 2.0) == ""
     (again,) = buffer.issue(V0, 1, "s0", now=2.0)
@@ -107,7 +107,7 @@ def test_tokens_beyond_the_newest_partial_are_lost_with_their_owner() -> None:
     buffer = started()
     some, none, unheard = buffer.issue(V0, 3, "s0")
     buffer.intake.partial(encode_group(so_far(some, 3)), 1.0)  # 2 rollouts of 3
-    beat(buffer, 5.0, **{some.group_id: 10, none.group_id: 7})
+    beat(buffer, 5.0, {some.group_id: 10, none.group_id: 7})
     buffer.intake.hello("s0", 6.0)
     assert {ticket.group_id for ticket in buffer.issue(V0, 3, "s1", now=7.0)} == {
         some.group_id, none.group_id, unheard.group_id

@@ -1,5 +1,6 @@
 """What is kept of unfinished groups, how tokens are counted once, and how a ticket is issued again with them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,9 @@ def started(**changes: Any) -> Buffer:
     return buffer
 
 
-def so_far(ticket: Ticket, num_tokens: int, version: PolicyVersion = V0, **changes: Any) -> RolloutGroup:
+def so_far(
+    ticket: Ticket, num_tokens: int, version: PolicyVersion | Sequence[PolicyVersion] = V0, **changes: Any
+) -> RolloutGroup:
     """Two rollouts of a ticket's group that have `num_tokens` each and go on."""
     group = group_for(ticket, version, [None, None], num_response=num_tokens, end_reason=EndReason.PARTIAL)
     return replace(group, **changes)
