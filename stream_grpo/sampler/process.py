@@ -77,6 +77,8 @@ class SamplerProcess:
         # A group's way: ticket, asked of the curator, in progress (sampled, scored), finished, handed over.
         self._tickets: dict[str, Ticket] = {}
         self._groups: dict[str, GroupInProgress] = {}
+        # Of those in progress the ones that came with all their tokens, to be scored again.
+        self._only_scored: set[str] = set()
         self._finished: deque[RolloutGroup] = deque()
         self._newly_bound: dict[str, str] = {}
         # Since when something outside is waited for, by name.
@@ -182,11 +184,15 @@ class SamplerProcess:
         self._newly_bound = {}
 
     def _num_wanted(self) -> int:
-        """Groups that fit the free slots, and a few ahead; tickets without a problem yet count as running."""
+        """Groups that fit the free slots, and a few ahead.
+
+        Tickets without a problem yet count as running. So do groups that are only scored: a buffer full of them would
+        come at once, and their scores after their deadlines.
+        """
         if self._config.stream.max_policy_age == 0:
             return 0 if self._tickets or self._groups else _WHOLE_BLOCK
         group_size = self._config.sampler.group_size
-        num_taken = self._engine.num_unfinished + group_size * len(self._tickets)
+        num_taken = self._engine.num_unfinished + group_size * (len(self._tickets) + len(self._only_scored))
         return (self._engine.num_slots - num_taken) // group_size + _NUM_AHEAD
 
     def _take_tickets(self) -> None:
@@ -203,6 +209,7 @@ class SamplerProcess:
 
     def _forget(self, group_id: str) -> None:
         """Drop what is under way for a group whose ticket is issued again."""
+        self._only_scored.discard(group_id)
         if (group := self._groups.pop(group_id, None)) is not None:
             self._engine.abort([request.request_id for request in group.unfinished])
 
@@ -236,6 +243,8 @@ class SamplerProcess:
         group = continued_group(ticket, problem, prefix, self._config, config_hash=self._config_hash)
         self._num_continued += 1
         self._begin(group)
+        if not group.unfinished:
+            self._only_scored.add(ticket.group_id)
         for generation in group.unscored:
             self._submit(group, generation)
         if group.is_complete:
@@ -299,6 +308,7 @@ class SamplerProcess:
 
     def _complete(self, group: GroupInProgress) -> None:
         del self._groups[group.ticket.group_id]
+        self._only_scored.discard(group.ticket.group_id)
         self._finish(group)
 
     def _abort_late_groups(self) -> None:

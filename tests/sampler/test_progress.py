@@ -17,6 +17,7 @@ from stream_grpo.transport.codec import encode_group
 from stream_grpo.types import EndReason, PolicyVersion, RolloutGroup
 from tests.fakes import FakeEngine
 from tests.sampler.loop import Outside, Running, Slow, publish, ticket
+from tests.sampler.test_scores import LateScoring
 
 LONG = {"max_new_tokens": 200}
 OFTEN = {"partial_interval_s": 0.02, "ticket_timeout_s": 0.5}
@@ -119,6 +120,28 @@ def test_a_complete_group_of_other_rewards_is_scored_again_and_nothing_is_sample
     assert [r.reward.reward for r in after.rollouts] == [0.0, 0.0]
     assert [r.token_ids.tolist() for r in after.rollouts] == [r.token_ids.tolist() for r in before.rollouts]
     assert not [event for event in engine.events if event[0] in ("add", "step")]
+
+
+def test_groups_that_are_only_scored_count_as_running(outside: Outside, tmp_path: Path) -> None:
+    outside.blocks = [[ticket("g0"), ticket("g1")]]
+    publish(tmp_path / "weights", 0)
+    Running(outside, tmp_path, FakeEngine(num_slots=8)).until(lambda: len(outside.groups) == 2)
+    outside.asked.clear()
+    outside.blocks = [
+        [
+            replace(ticket(group.group_id, epoch=1), problem_id=f"of-{group.group_id}", prefix=encode_group(group))
+            for group in outside.groups
+        ]
+    ]
+    scoring = LateScoring(lambda task_id: True)
+    running = Running(outside, tmp_path, FakeEngine(num_slots=8), make_scoring=scoring, rewards={"code_total_s": 31.0})
+    running.wait(lambda: len(scoring.held) == 4)
+    num_asked = len(outside.asked)
+    running.wait(lambda: len(outside.asked) > num_asked + 1)
+    # 8 slots hold 4 groups of 2, and 2 are wanted ahead; 2 groups wait for their scores alone.
+    assert (outside.asked[0]["num_wanted"], outside.asked[-1]["num_wanted"]) == (4 + 2, 2 + 2)
+    scoring.holds = lambda task_id: False
+    running.until(lambda: len(outside.groups) == 4)
 
 
 class Alone:
