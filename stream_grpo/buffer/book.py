@@ -173,11 +173,14 @@ class Book:
         """
         for held in groups:
             if self._is_rescored(held.config_hash):
+                facts = facts_of(batch_of_record(held.data))
                 row = replace(
                     self.row(Kind.RESCORED, now, held.group_id),
                     problem_id=held.problem_id,
                     sampler_id=held.sampler_id,
-                    owner_epoch=facts_of(batch_of_record(held.data)).owner_epoch,
+                    owner_epoch=facts.owner_epoch,
+                    # They count again when the group comes in again.
+                    mixed_context_tokens=-facts.mixed_context_tokens,
                 )
                 self.write(row)
 

@@ -22,7 +22,8 @@ Everything the buffer knows is a fold over these rows, so a restart rebuilds it.
     trained        the version that was made  -                                   tokens by fate
     restored       learner after the restore  -                                   leased or trained, available again
     rescored       learner at the time        -                                   sampler_id, problem_id, owner_epoch of
-                                                                                  an accepted group: a ticket again
+                                                                                  an accepted group: a ticket again;
+                                                                                  mixed_context_tokens that leave
     started        learner                    forks as JSON: {"1": [0, 10]}
     checkpointed   the oldest kept checkpoint -
     evaluated      the evaluated weights      -                                   sampler_id, num_tokens; once a version

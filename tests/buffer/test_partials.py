@@ -223,7 +223,7 @@ def test_after_a_change_of_rewards_buffered_groups_are_scored_again_as_a_whole()
     buffer = started(config_hash="a-1")
     tickets = buffer.issue(V0, 2)
     for ticket in tickets:
-        buffer.insert(scored(ticket, "a-1"))
+        buffer.insert(scored(ticket, "a-1", mixed_context_from=5))
     journal = buffer.journal
     buffer = Buffer(journal, config_hash="a-2")
     assert buffer.groups == {"ticketed": 2}
@@ -236,14 +236,16 @@ def test_after_a_change_of_rewards_buffered_groups_are_scored_again_as_a_whole()
     assert [(ticket.group_id, ticket.owner_epoch) for ticket in again] == [(t.group_id, 1) for t in tickets]
     assert decode_group(again[0].prefix).rollouts[0].reward.reward == 1.0
     assert again[0].problem_id == f"problem-of-{tickets[0].group_id}"
-    answer = buffer.insert(replace(scored(again[0], "a-2"), owner_epoch=1))
+    answer = buffer.insert(scored(again[0], "a-2", mixed_context_from=5))
     assert answer
     assert answer.fate is Fate.ACCEPTED
     # Under the new rewards it may have no signal, as any other.
     buffer.insert(replace(group_for(again[1], V0, [1.0, 1.0]), config_hash="a-2"))
     assert buffer.groups == {"accepted": 1, "no_signal": 1}
     assert buffer.tokens == {"generated": 16, "buffered": 8, "no_signal": 8}
-    assert Buffer(journal, config_hash="a-2").groups == {"accepted": 1, "no_signal": 1}
+    buffer = Buffer(journal, config_hash="a-2")
+    assert buffer.groups == {"accepted": 1, "no_signal": 1}
+    assert buffer.book.mixed_context_tokens == 4  # of 3 + 4 tokens the last 2, in 2 rollouts of one group
 
 
 def test_groups_to_be_scored_again_are_as_old_as_they_are() -> None:
