@@ -8,12 +8,15 @@ from typing import Any
 
 from curator.schema import (
     PICK_SCHEMA,
+    PROBLEM_SCHEMA,
     Outcome,
     Pick,
+    Problem,
     batch_from_bytes,
     batch_to_bytes,
     outcomes_to_batch,
     picks_from_batch,
+    problem_from_row,
 )
 from curator.wire import ERROR, Client, Keys, Message, WireError
 
@@ -24,6 +27,14 @@ class Picked:
 
     id: str
     picks: list[Pick]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer to `post_get`."""
+
+    id: str
+    problems: list[Problem]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +63,9 @@ class Refused:
 
 
 class Curator:
-    """Asks one curator. `next`, `report`, `position`, `stats` and `flush` wait; `post_...` do not, `poll` collects.
+    """Asks one curator. `next`, `get`, `report`, `position`, `stats` and `flush` wait; `post_...` do not.
+
+    What was posted is answered by `poll`.
 
     The waiting methods are those of `curation.Curation`, which can stand in where the curator is embedded. They raise
     WireTimeout where no answer comes in time, and RemoteError with the reason where the curator refuses: of a gap in
@@ -75,6 +88,10 @@ class Curator:
     def next(self, group_ids: Sequence[str]) -> list[Pick]:
         """One problem for each group, in order. A group asked for again keeps its problem."""
         return _picks(self._call("next", {"group_ids": list(group_ids)}))
+
+    def get(self, problem_ids: Sequence[str]) -> list[Problem]:
+        """The problems of these ids, in order. Nothing is picked by it."""
+        return _problems(self._call("get", {"problem_ids": list(problem_ids)}))
 
     def report(self, outcomes: Iterable[Outcome]) -> int:
         """Outcomes in journal order; returns the sequence number expected next. Repeats are ignored."""
@@ -102,6 +119,10 @@ class Curator:
         """Ask without waiting; `poll` gives Picked under the returned id. Raises WireError without credit."""
         return self._client.post("next", {"group_ids": list(group_ids)})
 
+    def post_get(self, problem_ids: Sequence[str]) -> str:
+        """Ask without waiting; `poll` gives Found under the returned id. Raises WireError without credit."""
+        return self._client.post("get", {"problem_ids": list(problem_ids)})
+
     def post_report(self, outcomes: Iterable[Outcome]) -> str:
         """Report without waiting; `poll` gives Reported under the returned id. Raises WireError without credit."""
         return self._client.post("report", {}, (_outcome_bytes(outcomes),))
@@ -110,7 +131,7 @@ class Curator:
         """Ask without waiting; `poll` gives Positioned under the returned id. Raises WireError without credit."""
         return self._client.post("position")
 
-    def poll(self, timeout_s: float = 0.0) -> list[Picked | Reported | Positioned | Refused]:
+    def poll(self, timeout_s: float = 0.0) -> list[Picked | Found | Reported | Positioned | Refused]:
         """Answers to what was posted that have arrived, waiting up to `timeout_s` for the first."""
         return [_answer(message) for message in self._client.poll(timeout_s)]
 
@@ -122,11 +143,13 @@ class Curator:
         self._client.close()
 
 
-def _answer(message: Message) -> Picked | Reported | Positioned | Refused:
+def _answer(message: Message) -> Picked | Found | Reported | Positioned | Refused:
     if message.kind == ERROR:
         return Refused(message.id, str(message.fields["reason"]))
     if message.kind == "picks":
         return Picked(message.id, _picks(message))
+    if message.kind == "problems":
+        return Found(message.id, _problems(message))
     if message.kind == "reported":
         return Reported(message.id, int(message.fields["next_sequence"]))
     if message.kind == "position":
@@ -136,6 +159,10 @@ def _answer(message: Message) -> Picked | Reported | Positioned | Refused:
 
 def _picks(message: Message) -> list[Pick]:
     return picks_from_batch(batch_from_bytes(message.body[0], PICK_SCHEMA))
+
+
+def _problems(message: Message) -> list[Problem]:
+    return [problem_from_row(row) for row in batch_from_bytes(message.body[0], PROBLEM_SCHEMA).to_pylist()]
 
 
 def _outcome_bytes(outcomes: Iterable[Outcome]) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 from curator.difficulty import NoSignalCause, SlidingRate, counts, expected_signal, no_signal_cause
 from curator.errors import PoolError, SequenceError
 from curator.pool import Pool
-from curator.schema import Outcome, Pick, outcomes_from_batch, outcomes_to_batch
+from curator.schema import Outcome, Pick, Problem, outcomes_from_batch, outcomes_to_batch
 from curator.selection import draw, draw_rng, selection_probabilities
 
 SOLVED_RATE, TOO_HARD_RATE = 0.95, 0.05
@@ -118,6 +118,13 @@ class Curation:
         ]
         self._forget()
         return picks
+
+    def get(self, problem_ids: Sequence[str]) -> list[Problem]:
+        """The problems of these ids, in order; nothing is picked. Raises PoolError for an id that is not there."""
+        unknown = [problem_id for problem_id in problem_ids if problem_id not in self._index]
+        if unknown:
+            raise PoolError(f"{self._pool.path}: {len(unknown)} problems are not in the pool, first: {unknown[0]!r}")
+        return self._pool.take([self._index[problem_id] for problem_id in problem_ids])
 
     def _choose(self, group_ids: list[str]) -> None:
         rng = draw_rng(self._seed, group_ids[0])

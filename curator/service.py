@@ -1,6 +1,7 @@
 """The curator's process: receive a question, answer it from the state, until told to stop.
 
     next      {group_ids}                -> picks     [batch of PICK_SCHEMA]
+    get       {problem_ids}              -> problems  [batch of PROBLEM_SCHEMA]
     report    [batch of OUTCOME_SCHEMA]  -> reported  {next_sequence}
     position                             -> position  {next_sequence, durable_sequence}
     stats                                -> stats     {...}
@@ -18,12 +19,19 @@ from typing import Any, NamedTuple
 
 from curator.curation import Curation
 from curator.errors import CuratorError
-from curator.schema import OUTCOME_SCHEMA, batch_from_bytes, batch_to_bytes, outcomes_from_batch, picks_to_batch
+from curator.schema import (
+    OUTCOME_SCHEMA,
+    batch_from_bytes,
+    batch_to_bytes,
+    outcomes_from_batch,
+    picks_to_batch,
+    problems_to_batch,
+)
 from curator.wire import Message, Server
 
 RECEIVE_TIMEOUT_S = 0.1
 """How late a stop may be noticed."""
-MAX_GROUPS_PER_CALL = 65536
+MAX_IDS_PER_CALL = 65536
 _STATUS_EVERY_S = 1.0
 
 
@@ -51,6 +59,7 @@ class CuratorService:
         """Where clients connect."""
         self._answers: Mapping[str, Callable[[Message], Answer]] = {
             "next": self._next,
+            "get": self._get,
             "report": self._report,
             "position": self._position,
             "stats": self._stats,
@@ -82,8 +91,8 @@ class CuratorService:
                     self.num_refused += 1
                     self._server.refuse(request, _reason(error))
                 else:
-                    # Picks are the same when they are asked for again, and may be large.
-                    is_small = answer.kind != "picks"
+                    # Problems are the same when they are asked for again, and may be large.
+                    is_small = answer.kind not in ("picks", "problems")
                     self._server.reply(request, answer.kind, answer.fields, answer.body, remember=is_small)
         finally:
             self._server.close()
@@ -102,12 +111,12 @@ class CuratorService:
         return self._answers[message.kind](message)
 
     def _next(self, message: Message) -> Answer:
-        group_ids = message.fields.get("group_ids")
-        if not isinstance(group_ids, list) or not all(isinstance(g, str) and g for g in group_ids):
-            raise ValueError("group_ids: expected a list of texts that are not empty")
-        if not 1 <= len(group_ids) <= MAX_GROUPS_PER_CALL:
-            raise ValueError(f"group_ids: {len(group_ids)} of them; expected 1 to {MAX_GROUPS_PER_CALL}")
-        return Answer("picks", {}, (batch_to_bytes(picks_to_batch(self.curation.next(group_ids))),))
+        picks = self.curation.next(_ids(message, "group_ids"))
+        return Answer("picks", {}, (batch_to_bytes(picks_to_batch(picks)),))
+
+    def _get(self, message: Message) -> Answer:
+        problems = self.curation.get(_ids(message, "problem_ids"))
+        return Answer("problems", {}, (batch_to_bytes(problems_to_batch(problems)),))
 
     def _report(self, message: Message) -> Answer:
         if len(message.body) != 1:
@@ -123,6 +132,15 @@ class CuratorService:
 
     def _flush(self, message: Message) -> Answer:
         return Answer("flushed", {"durable_sequence": self.curation.flush()})
+
+
+def _ids(message: Message, name: str) -> list[str]:
+    ids = message.fields.get(name)
+    if not isinstance(ids, list) or not all(isinstance(each, str) and each for each in ids):
+        raise ValueError(f"{name}: expected a list of texts that are not empty")
+    if not 1 <= len(ids) <= MAX_IDS_PER_CALL:
+        raise ValueError(f"{name}: {len(ids)} of them; expected 1 to {MAX_IDS_PER_CALL}")
+    return ids
 
 
 def _reason(error: Exception) -> str:

@@ -153,6 +153,12 @@ class Stream(Section):
     """Learner steps between two publishes; at most max_policy_age + 1."""
     sample_deadline_s: float = Field(120.0, gt=0)
     """A group not inserted this long after its ticket ends as stale."""
+    ticket_timeout_s: float = Field(30.0, gt=0)
+    """A ticket whose sampler is not heard of for so long is issued again; longer than an update of weights takes."""
+    partial_interval_s: float = Field(5.0, ge=0)
+    """How often a sampler hands over what it has of unfinished groups, so that it outlives the sampler. 0: never."""
+    on_reward_change: Literal["rescore", "invalid"] = "rescore"
+    """After a change of rewards, groups scored by the old ones are scored again as a whole, or end as invalid."""
     stall_timeout_s: float = Field(300.0, gt=0)
     """A wait longer than this ends the run with the name of who was waited for."""
     max_groups_without_signal: int = Field(2000, ge=1)

@@ -39,7 +39,14 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
             "max_restarts",
         }
     ),
-    "stream": frozenset({"stall_timeout_s", "max_groups_without_signal"}),
+    "stream": frozenset(
+        {
+            "stall_timeout_s",
+            "max_groups_without_signal",
+            "ticket_timeout_s",
+            "partial_interval_s",
+        }
+    ),
     "buffer": None,
     "learner": frozenset(
         {
@@ -148,7 +155,8 @@ def _samples(recipe: Recipe, truncated: str) -> dict[str, str]:
         "group without spread": "ends as no_signal" if recipe.needs_spread else "trained",
         "group past its deadline or its age": "ends as stale",
         "group with an unsound rollout": "ends as invalid",
-        "group of another configuration": "ends as invalid",
+        "group sampled under another configuration": "ends as invalid",
+        "group scored under another configuration": "by stream.on_reward_change",
     }
 
 

@@ -83,6 +83,17 @@ class EndReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    PARTIAL = "partial"
+    """It had not: its group was recorded while it was being sampled."""
+
+
+NEVER_VALID = frozenset({EndReason.ABORT, EndReason.ERROR, EndReason.PARTIAL})
+"""Ends after which a rollout enters no advantage."""
+
+
+def sampling_part(config_hash: str) -> str:
+    """What a configuration hash `<sampling>-<rewards>` says of prompts and sampling, its rewards left out."""
+    return config_hash.partition("-")[0]
 
 
 class Fate(StrEnum):
@@ -165,6 +176,10 @@ class Ticket:
     """Unix time."""
     deadline_s: float
     """Unix time by which the group must have been inserted."""
+    problem_id: str = ""
+    """The problem of the group, where an earlier owner has named it."""
+    prefix: bytes = b""
+    """The encoded group as far as an earlier owner has brought it, to be continued; empty: sampled from the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,11 +214,7 @@ class Rollout:
     @property
     def valid(self) -> bool:
         """Whether this rollout may enter advantages: scored, finished by itself or by length, and not empty."""
-        return (
-            self.reward.reward is not None
-            and self.end_reason not in (EndReason.ABORT, EndReason.ERROR)
-            and self.num_sampled_tokens > 0
-        )
+        return self.reward.reward is not None and self.end_reason not in NEVER_VALID and self.num_sampled_tokens > 0
 
     def versions(self) -> set[PolicyVersion]:
         """The versions that sampled tokens of this rollout."""
@@ -226,7 +237,7 @@ class RolloutGroup:
     sampler_id: str
     ticket_step: int
     config_hash: str
-    """Of rewards, verifiers, tokenizer, chat template and sampling settings."""
+    """`<sampling>-<rewards>`: of tokenizer, chat template and sampling settings; of verifiers and reward settings."""
     dispatched_at_s: float
     finished_at_s: float
     rollouts: tuple[Rollout, ...]

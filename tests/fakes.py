@@ -101,8 +101,19 @@ class FakeEngine:
         self.events += [("abort", name) for name in names]
         return [self._end(name, EndReason.ABORT) for name in names]
 
+    def progress(self, request_ids: Iterable[str]) -> list[Generation]:
+        return [self._generation(n, EndReason.PARTIAL) for n in request_ids if n in self._running]
+
+    def num_sampled(self, request_ids: Iterable[str]) -> int:
+        return sum(len(self._running[name][1]) for name in request_ids if name in self._running)
+
     def _end(self, name: str, reason: EndReason) -> Generation:
-        _, versions = self._running.pop(name)
+        generation = self._generation(name, reason)
+        del self._running[name]
+        return generation
+
+    def _generation(self, name: str, reason: EndReason) -> Generation:
+        _, versions = self._running[name]
         ids, logprobs = np.full(len(versions), 7, np.int32), np.full(len(versions), -0.5, np.float32)
         return Generation(
             request_id=name, token_ids=ids, logprobs=logprobs, versions=tuple(versions), end_reason=reason

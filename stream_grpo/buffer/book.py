@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from stream_grpo.buffer.admission import Admission, config_changed
+from stream_grpo.buffer.facts import batch_of_record, facts_of
 from stream_grpo.buffer.ledger import Ledger
 from stream_grpo.buffer.lineage import Lineage
 from stream_grpo.buffer.outcomes import Outbox
+from stream_grpo.buffer.partials import Partials
 from stream_grpo.buffer.retention import Limits, Retention
 from stream_grpo.buffer.selectors import Candidate
 from stream_grpo.buffer.signal import SignalWatch
@@ -27,7 +29,7 @@ from stream_grpo.buffer.tickets import InFlight, TicketBook
 from stream_grpo.buffer.transitions import Kind, Location, Transition
 from stream_grpo.config import Selector, TooOld
 from stream_grpo.errors import StreamGrpoError
-from stream_grpo.types import Fate, PolicyVersion
+from stream_grpo.types import Fate, PolicyVersion, sampling_part
 
 REMEMBERED = 16384
 """Inserts that are known again when they are repeated."""
@@ -55,6 +57,10 @@ class Rules:
     """Whether step scores that differ are signal too."""
     config_hash: str | None = None
     """Groups with another one are invalid; None takes any."""
+    rescores: bool = True
+    """Whether groups whose rewards alone are of another configuration are scored again instead."""
+    ticket_timeout_s: float = 30.0
+    """A ticket whose owner is not heard of for so long is issued again."""
     vocab_size: int | None = None
     """Groups with token ids from here on are invalid; None takes any."""
     too_old: TooOld = "wait"
@@ -100,6 +106,7 @@ class Book:
         self.lineage, self.ledger, self.retention = Lineage(), Ledger(), Retention()
         self.stock = Stock(max_uses=rules.max_uses, max_policy_age=rules.max_policy_age)
         self.signal, self.outbox, self.losses = SignalWatch(), Outbox(), Losses(rules.max_requeues)
+        self.partials = Partials()
         self.tickets = TicketBook(
             self.lineage,
             run_seed=rules.run_seed,
@@ -112,10 +119,16 @@ class Book:
         for row in journal.replay():
             self._apply(row)
         self.ledger.check()
-        self.tickets.extend_deadlines(now + GRACE_S)
         self.stock.load(journal.read)
+        self.partials.load(journal.read)
+        self.tickets.extend_deadlines(now + GRACE_S)
+        # What is to be continued needs a sampler, and one that starts with the buffer may take a while.
+        self.tickets.extend_deadlines(now + rules.sample_deadline_s, self.partials)
         self.outbox.committed()
         self.end_other_configurations([*self.stock.accepted(), *self.stock.leased()], now)
+        self._end_other_partials(now)
+        # Leased groups wait for the learner's start, which says whether their step was made.
+        self.rescore(self.stock.accepted(), now)
 
     def write(self, row: Transition, data: bytes = b"") -> None:
         """Journal a transition with the record it brings, and apply it. Raises LedgerError for an illegal one."""
@@ -132,7 +145,10 @@ class Book:
             set_folds(self._folds, row)
             return
         self.ledger.apply(row)
+        if row.kind is Kind.RESCORED:
+            self.partials.take_back(self.stock[row.group_id])
         self.tickets.apply(row)
+        self.partials.apply(row)
         self.lineage.apply(row)
         self.losses.apply(row, self.stock.get(row.group_id))
         self.ledger.forget(self.stock.apply(row, self.lineage))
@@ -140,9 +156,9 @@ class Book:
         self.outbox.apply(row)
         self.retention.apply(row)
         if row.kind is Kind.CHECKPOINTED:
-            self.retention.settle(self.stock.segments())
+            self.retention.settle(self.stock.segments() | self.partials.segments())
         self.mixed_context_tokens += row.mixed_context_tokens
-        if row.crc32:
+        if row.crc32 and row.kind is not Kind.PARTIAL:
             self.taken[(row.group_id, row.owner_epoch, row.crc32)] = Admission(Fate(row.kind), row.reason)
             if len(self.taken) > REMEMBERED:
                 self.taken.popitem(last=False)
@@ -155,6 +171,7 @@ class Book:
             "tickets": self.tickets,
             "lineage": self.lineage,
             "stock": self.stock,
+            "partials": self.partials,
             "losses": self.losses,
             "signal": self.signal,
             "outbox": self.outbox,
@@ -169,7 +186,7 @@ class Book:
 
     def segments_in_use(self) -> set[int]:
         """Segments with a record that a restore, a lease or the curator may still ask for."""
-        return self.stock.segments() | self.outbox.segments()
+        return self.stock.segments() | self.partials.segments() | self.outbox.segments()
 
     def remove_segments(self, limits: Limits, *, closed_below: int, now: float) -> list[int]:
         """Write that segments leave the disk, which they may once this is committed; returns their numbers."""
@@ -180,7 +197,8 @@ class Book:
 
     def needs_checkpoint(self, *, closed_below: int) -> bool:
         """Whether checkpoints are all that the oldest segment waits for."""
-        return self.retention.needs_checkpoint(self.stock.live_segments(), closed_below=closed_below)
+        live = self.stock.live_segments() | self.partials.segments()
+        return self.retention.needs_checkpoint(live, closed_below=closed_below)
 
     def row(self, kind: Kind, now: float, group_id: str = "", reason: str = "") -> Transition:
         """A transition that happens now, with the learner where it is."""
@@ -189,11 +207,11 @@ class Book:
             kind=kind, time_s=now, group_id=group_id, branch=learner.branch, step=learner.step, reason=reason
         )
 
-    def end_ticket(self, held: InFlight, reason: str, now: float) -> None:
-        """End a group in flight as stale, its problem and sampler named."""
+    def end_ticket(self, held: InFlight, reason: str, now: float, kind: Kind = Kind.STALE) -> None:
+        """End a group in flight, by default as stale, its problem and sampler named."""
         group_id = held.ticket.group_id
         row = replace(
-            self.row(Kind.STALE, now, group_id, reason),
+            self.row(kind, now, group_id, reason),
             problem_id=self.tickets.problem_of(group_id),
             sampler_id=held.sampler_id,
             owner_epoch=held.ticket.owner_epoch,
@@ -201,15 +219,47 @@ class Book:
         self.write(row)
 
     def end_other_configurations(self, groups: Iterable[Held], now: float) -> None:
-        """End held groups whose configuration is not the run's as invalid, before they are leased."""
+        """End held groups whose configuration is not the run's as invalid, but for those to be scored again."""
         for held in groups:
-            if not self.is_of_run(held):
+            if not self.is_of_run(held.config_hash) and not self._is_rescored(held.config_hash):
                 reason = config_changed(held.config_hash, self.rules.config_hash)
                 self.write(self.row(Kind.INVALID, now, held.group_id, reason))
 
-    def is_of_run(self, held: Held) -> bool:
-        """Whether a held group has the configuration of the run."""
-        return self.rules.config_hash in (None, held.config_hash)
+    def _end_other_partials(self, now: float) -> None:
+        for flight in self.tickets:
+            partial = self.partials.get(flight.ticket.group_id)
+            if partial and not self.is_of_run(partial.config_hash) and not self._is_rescored(partial.config_hash):
+                reason = config_changed(partial.config_hash, self.rules.config_hash)
+                self.end_ticket(flight, reason, now, Kind.INVALID)
+
+    def rescore(self, groups: Iterable[Held], now: float) -> None:
+        """Make accepted groups whose rewards are of another configuration tickets again, which go on from all tokens.
+
+        Whoever takes such a ticket samples nothing, and scores the group as a whole.
+        """
+        for held in groups:
+            if self._is_rescored(held.config_hash):
+                facts = facts_of(batch_of_record(held.data))
+                row = replace(
+                    self.row(Kind.RESCORED, now, held.group_id),
+                    problem_id=held.problem_id,
+                    sampler_id=held.sampler_id,
+                    owner_epoch=facts.owner_epoch,
+                    # They count again when the group comes in again.
+                    mixed_context_tokens=-facts.mixed_context_tokens,
+                )
+                self.write(row)
+
+    def is_of_run(self, config_hash: str) -> bool:
+        """Whether a configuration is the run's."""
+        return self.rules.config_hash in (None, config_hash)
+
+    def _is_rescored(self, config_hash: str) -> bool:
+        """Whether a configuration is the run's but for its rewards, and rewards may be given anew."""
+        ours = self.rules.config_hash
+        if ours is None or config_hash == ours:
+            return False
+        return self.rules.rescores and sampling_part(config_hash) == sampling_part(ours)
 
     @property
     def num_live(self) -> int:
@@ -250,5 +300,8 @@ class Book:
             )
 
     def ticket_candidate(self, held: InFlight) -> Candidate:
-        """A group in flight in the order: as old as its oldest token may be."""
-        return Candidate(held.ticket.group_id, self.lineage.age_in_flight(held.version), held.sampler_id)
+        """A group in flight in the order: as old as its oldest token is or may be."""
+        partial = self.partials.get(held.ticket.group_id)
+        ages = map(self.lineage.age, partial.versions if partial else ())
+        age = max([self.lineage.age_in_flight(held.version), *ages])
+        return Candidate(held.ticket.group_id, age, held.sampler_id)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stream_grpo.buffer.soundness import Rollout, Tokens, fault_of
 from stream_grpo.transport.codec import GROUP_SCHEMA
-from stream_grpo.types import Decision, EndReason, PolicyVersion
+from stream_grpo.types import NEVER_VALID, Decision, EndReason, PolicyVersion
 
 _READ = tuple(field.name for field in fields(Tokens))
 """Per-token columns that are looked at."""
@@ -32,7 +32,7 @@ class RolloutFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFacts:
-    """A group in numbers. Valid rollouts are those of `Rollout.valid`: scored, not aborted, not empty."""
+    """A group in numbers. Valid rollouts are those of `Rollout.valid`: scored, ended, not aborted, not empty."""
 
     group_id: str
     owner_epoch: int
@@ -53,6 +53,8 @@ class GroupFacts:
     """All others."""
     num_truncated: int
     """Rollouts that ended at the length limit."""
+    num_unfinished: int
+    """Rollouts that were still being sampled."""
     versions: frozenset[PolicyVersion]
     """That sampled any token of the group."""
     mean_step: float
@@ -104,9 +106,8 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
     num_tokens = sum(sampled)
     rewards, decisions = batch.column("reward").to_pylist(), batch.column("decision").to_pylist()
     end_reasons = batch.column("end_reason").to_pylist()
-    cut = (EndReason.ABORT, EndReason.ERROR)
     valid = [
-        reward is not None and end_reason not in cut and bool(num_sampled)
+        reward is not None and end_reason not in NEVER_VALID and bool(num_sampled)
         for reward, end_reason, num_sampled in zip(rewards, end_reasons, sampled, strict=True)
     ]
     decided = Counter(decision for decision, is_valid in zip(decisions, valid, strict=True) if is_valid)
@@ -125,6 +126,7 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
         num_failed=num_failed,
         num_unscored=batch.num_rows - num_passed - num_failed,
         num_truncated=end_reasons.count(EndReason.LENGTH.value),
+        num_unfinished=end_reasons.count(EndReason.PARTIAL.value),
         versions=_versions(tokens),
         mean_step=int(tokens.version_step.sum(where=tokens.loss_mask)) / num_tokens if num_tokens else -1.0,
         num_tokens=num_tokens,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from stream_grpo.buffer.admission import Admission, admit
 from stream_grpo.buffer.book import Book, Refusal
 from stream_grpo.buffer.facts import GroupFacts, facts_of
+from stream_grpo.buffer.owners import Owners
 from stream_grpo.buffer.tickets import InFlight, block_size, room
 from stream_grpo.buffer.transitions import Kind, Transition
 from stream_grpo.transport.codec import read_batch
@@ -22,6 +23,14 @@ class Answer(NamedTuple):
     asked_by: Hashable
     fate: Fate
     reason: str
+
+
+class _Again(NamedTuple):
+    """A ticket that may be issued again."""
+
+    held: InFlight
+    keeps_prefix: bool
+    """Whether what an earlier owner has sampled goes along, where there is any."""
 
 
 @dataclass(slots=True)
@@ -41,11 +50,16 @@ class Intake:
     every ticket of the block has its insert or its end.
     """
 
-    def __init__(self, book: Book) -> None:
-        """Begin with nothing staged: a restart makes samplers send again what was not acknowledged."""
+    def __init__(self, book: Book, *, now: float) -> None:
+        """Begin with nothing staged: a restart makes samplers send again what was not acknowledged.
+
+        `now`: the start, in unix seconds, up to which every owner of a ticket counts as heard.
+        """
         self._book, self._rules = book, book.rules
         self._lineage = book.lineage
-        self._tickets = book.tickets
+        self._tickets, self._partials = book.tickets, book.partials
+        self.owners = Owners(book, now=now)
+        """Follows who holds which ticket."""
         self._stock = book.stock
         self._signal = book.signal
         self._outbox = book.outbox
@@ -64,6 +78,24 @@ class Intake:
             if self._tickets.get(group_id):
                 self._book.write(Transition(kind=Kind.PICKED, time_s=now, group_id=group_id, problem_id=problem_id))
 
+    def partial(self, data: bytes, now: float) -> str:
+        """Take what its owner has so far of a group in flight; why not, where it is not kept.
+
+        Raises Refusal where the bytes are no group.
+        """
+        facts = self._facts_of(data)
+        return self._why_refused(facts) or self.owners.partial(facts, data, now)
+
+    def release_silent(self, now: float) -> int:
+        """Release the tickets whose owners were not heard of for too long; how many there were."""
+        return self.owners.release_silent(self._staged, now)
+
+    def _facts_of(self, data: bytes) -> GroupFacts:
+        try:
+            return facts_of(read_batch(data), self._rules.vocab_size)
+        except ValueError as error:
+            raise Refusal(str(error)) from error
+
     def evaluated(self, sampler_id: str, version: PolicyVersion, num_tokens: int, now: float) -> None:
         """Take the tokens of an evaluation into the account, once for every version."""
         if version not in self._book.ledger.evaluated:
@@ -80,32 +112,46 @@ class Intake:
         """
         repeated = self._tickets.answered(request)
         if repeated:
-            return repeated, ""
+            return [self._with_prefix(ticket) for ticket in repeated], ""
         if self._lineage.version is None:
             return [], "the learner has not started"
         if self._rules.max_policy_age == 0:
-            again, num_new, cause = self._block(version)
+            again, num_new, cause = self._block(version, now)
         else:
-            again, num_new, cause = self._room(version, num_wanted)
-        issued = [(held.ticket.group_id, held.ticket.owner_epoch + 1) for held in again]
-        issued += [(group_id, 0) for group_id in self._tickets.new_group_ids(num_new)]
-        for group_id, epoch in issued:
-            self._book.write(
-                Transition(
-                    kind=Kind.TICKETED,
-                    time_s=now,
-                    group_id=group_id,
-                    sampler_id=sampler_id,
-                    branch=version.branch,
-                    step=version.step,
-                    owner_epoch=epoch,
-                    reason=request,
-                )
-            )
-        tickets = [held.ticket for group_id, _ in issued if (held := self._tickets.get(group_id))]
+            again, num_new, cause = self._room(version, num_wanted, now)
+        new = Transition(
+            kind=Kind.TICKETED,
+            time_s=now,
+            sampler_id=sampler_id,
+            branch=version.branch,
+            step=version.step,
+            reason=request,
+        )
+        rows = [self._issued_again(new, ticket) for ticket in again]
+        rows += [replace(new, group_id=group_id) for group_id in self._tickets.new_group_ids(num_new)]
+        for row in rows:
+            self._book.write(row)
+            self.owners.issued(row.group_id)
+        tickets = [self._with_prefix(held.ticket) for row in rows if (held := self._tickets.get(row.group_id))]
         return tickets, "" if tickets else cause
 
-    def _room(self, version: PolicyVersion, num_wanted: int) -> tuple[list[InFlight], int, str]:
+    def _issued_again(self, new: Transition, again: _Again) -> Transition:
+        group_id = again.held.ticket.group_id
+        partial = self._partials.get(group_id)
+        num_tokens = partial.num_tokens if partial else 0
+        return replace(
+            new,
+            group_id=group_id,
+            owner_epoch=again.held.ticket.owner_epoch + 1,
+            dropped_tokens=0 if again.keeps_prefix else num_tokens,
+            lost_tokens=self.owners.lost_tokens(group_id),
+        )
+
+    def _with_prefix(self, ticket: Ticket) -> Ticket:
+        partial = self._partials.get(ticket.group_id)
+        return replace(ticket, prefix=partial.data) if partial else ticket
+
+    def _room(self, version: PolicyVersion, num_wanted: int, now: float) -> tuple[list[_Again], int, str]:
         """Which tickets to issue again, how many new ones, and the cause where there is no room for any."""
         try:
             lag = self._lineage.age_in_flight(version)
@@ -114,20 +160,37 @@ class Intake:
         age, size, live = self._rules.max_policy_age, self._rules.fresh_per_step, self._book.num_live
         if lag > age:
             return [], 0, f"weights {version} are {lag} steps old, max_policy_age is {age}"
-        # A ticket that is issued again leaves the count of live groups before it enters it.
-        has_room = room(live - 1, lag, max_policy_age=age, groups_per_step=size) > 0
-        again = self._tickets.released()[:num_wanted] if has_room else []
+        offered = (self._again(held, lag) for held in self.owners.released(now))
+        again = [ticket for ticket in offered if ticket][:num_wanted]
         free = room(live, lag, max_policy_age=age, groups_per_step=size)
         cause = f"{live} groups are live, the limit for weights {lag} steps old is {(age + 1 - lag) * size}"
         return again, min(free, num_wanted - len(again)), cause
 
-    def _block(self, version: PolicyVersion) -> tuple[list[InFlight], int, str]:
+    def _again(self, held: InFlight, lag: int) -> _Again | None:
+        """How a ticket is issued again to weights that lag by `lag`, or None where its group would have no place."""
+        partial = self._partials.get(held.ticket.group_id)
+        age = max(map(self._lineage.age, partial.versions), default=0) if partial else 0
+        if self._has_place(held, max(lag, age)):
+            return _Again(held, keeps_prefix=True)
+        return _Again(held, keeps_prefix=False) if self._has_place(held, lag) else None
+
+    def _has_place(self, held: InFlight, age: int) -> bool:
+        """Whether a group in flight may become as old as this; `selectors` has the proof."""
+        rules = self._rules
+        if age > rules.max_policy_age:
+            return False
+        # It leaves the count of live groups before it enters it.
+        num_others = self._book.num_live - 1
+        has_room = room(num_others, age, max_policy_age=rules.max_policy_age, groups_per_step=rules.fresh_per_step) > 0
+        return has_room or age <= self._book.ticket_candidate(held).age
+
+    def _block(self, version: PolicyVersion, now: float) -> tuple[list[_Again], int, str]:
         """The next block of the synchronous loop, or the rest of one whose sampler began anew, or why neither."""
         if version != self._lineage.version:
             return [], 0, f"weights {version} are not the learner's, {self._lineage.version}"
-        released = [held for held in self._tickets.released() if held.ticket.group_id not in self._staged]
+        released = [held for held in self.owners.released(now) if held.ticket.group_id not in self._staged]
         if released:
-            return released, 0, ""
+            return [_Again(held, keeps_prefix=self._is_only_scored(held)) for held in released], 0, ""
         if len(self._tickets):
             return [], 0, f"a block is open: {len(self._tickets) - len(self._staged)} groups of it have not come in"
         missing = self._rules.groups_per_step - self._stock.num_live
@@ -138,6 +201,15 @@ class Intake:
             cause = f"the curator has taken {outbox.num_acknowledged} of {outbox.num_outcomes} outcomes"
             return [], 0, f"{cause}; it refused: {outbox.refusal}" if outbox.refusal else cause
         return [], block_size(missing, self._signal.expected_share), ""
+
+    def _is_only_scored(self, held: InFlight) -> bool:
+        """Whether a group in flight has all its tokens, of the learner's weights.
+
+        A rest would be sampled from another seed than the whole, so that a block that was interrupted would not be the
+        block that was not: the seeds of its tickets make it anew.
+        """
+        partial = self._partials.get(held.ticket.group_id)
+        return bool(partial and partial.is_complete and not any(map(self._lineage.age, partial.versions)))
 
     def expire(self, now: float) -> int:
         """End every ticket past its deadline, its problem named; how many there were."""
@@ -153,10 +225,7 @@ class Intake:
 
         Raises Refusal where the bytes are no group.
         """
-        try:
-            facts = facts_of(read_batch(data), self._rules.vocab_size)
-        except ValueError as error:
-            raise Refusal(str(error)) from error
+        facts = self._facts_of(data)
         crc32 = zlib.crc32(data)
         known = self._book.taken.get((facts.group_id, facts.owner_epoch, crc32))
         if known:
@@ -213,7 +282,9 @@ class Intake:
             config_hash=rules.config_hash,
             by_rollout=rules.too_old == "baseline_only",
         )
-        self._book.write(replace(self._row_of(facts, admission, now), crc32=group.crc32), group.data)
+        num_shared, earlier = self.owners.shared_tokens(facts.group_id, group.data)
+        row = replace(self._row_of(facts, admission, now), crc32=group.crc32, dropped_tokens=earlier - num_shared)
+        self._book.write(row, group.data)
         self._outbox.keep(facts)
         if admission.fate is Fate.ACCEPTED:
             self._stock.keep(facts, group.data)

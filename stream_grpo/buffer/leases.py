@@ -110,6 +110,7 @@ class Leases:
             if flight.ticket.group_id not in kept:
                 self._book.end_ticket(flight, "restore", now)
         self._stock.load(self._book.journal.read)
+        self._book.rescore(self._stock.accepted(), now)
 
     def _undo_uses(self, now: float) -> None:
         """Take back the further uses that the learner's version does not contain."""
@@ -190,7 +191,7 @@ class Leases:
         rules, book = self._rules, self._book
         if not rules.reused_per_step:
             return ()
-        trained = [book.candidate(held) for held in self._stock.used() if book.is_of_run(held)]
+        trained = [book.candidate(held) for held in self._stock.used() if book.is_of_run(held.config_hash)]
         young = [group for group in trained if group.age <= rules.max_policy_age]
         return select_again(young, rules.reused_per_step, order=ORDERS[rules.selector], max_uses=rules.max_uses)
 

@@ -4,8 +4,9 @@
                 + buffered + in_flight
 
 `generated` are the tokens that reached the buffer, refused copies of a group included. `refused` counts those copies:
-the group they are a copy of has its own state. `evaluation` are the tokens of held-out problems, sampled between the
-groups: of no group, reported once for every evaluated version.
+the group they are a copy of has its own state. `in_flight` are those of the newest partial of every ticket; a record
+that comes after it adds only what is new, and what it does not have of it is stale. `evaluation` are the tokens of
+held-out problems, sampled between the groups: of no group, reported once for every evaluated version.
 
 `reused` is a second column: the tokens that a step trained on after the step that gave them their fate, once for each
 such step. A restore takes off the uses that its checkpoint does not contain.
@@ -38,13 +39,15 @@ TOKEN_FATES = (
 _ENDS = frozenset({Kind.TRAINED, Kind.STALE, Kind.NO_SIGNAL, Kind.INVALID})
 _LEGAL: dict[Kind | None, frozenset[Kind]] = {
     None: frozenset({Kind.TICKETED}),
-    Kind.TICKETED: frozenset({Kind.TICKETED, Kind.ACCEPTED, Kind.STALE, Kind.NO_SIGNAL, Kind.INVALID}),
-    Kind.ACCEPTED: frozenset({Kind.LEASED, Kind.STALE, Kind.INVALID}),
+    Kind.TICKETED: frozenset({Kind.TICKETED, Kind.PARTIAL, Kind.ACCEPTED, Kind.STALE, Kind.NO_SIGNAL, Kind.INVALID}),
+    Kind.ACCEPTED: frozenset({Kind.LEASED, Kind.RESCORED, Kind.STALE, Kind.INVALID}),
     Kind.LEASED: frozenset({Kind.TRAINED, Kind.RESTORED, Kind.STALE, Kind.INVALID}),
     # Until the oldest kept checkpoint contains it, a restore takes the end of a trained group back.
     Kind.TRAINED: frozenset({Kind.RESTORED, Kind.STALE, Kind.INVALID}),
 }
 _STATES = frozenset().union(*_LEGAL.values())
+_STATE_AFTER = {Kind.RESTORED: Kind.ACCEPTED, Kind.PARTIAL: Kind.TICKETED, Kind.RESCORED: Kind.TICKETED}
+"""Where it is not the kind of the row."""
 
 
 @dataclass(slots=True)
@@ -69,6 +72,7 @@ class Ledger:
         "_reused",
         "evaluated",
         "ends",
+        "lost_in_sampler",
     )
 
     def __init__(self) -> None:
@@ -83,6 +87,8 @@ class Ledger:
         """Versions whose evaluation is in the account."""
         self.ends: Counter[str] = Counter()
         """Ends of groups by fate and reason, as `stale: deadline`."""
+        self.lost_in_sampler = 0
+        """Tokens that never came: what owners had beyond the newest partial by their last heartbeat, an estimate."""
 
     def check_row(self, row: Transition) -> None:
         """Raises LedgerError where a transition is not legal, or the learner's tokens of a group do not add up."""
@@ -100,6 +106,7 @@ class Ledger:
             raise LedgerError(f"group {row.group_id}: it is {before} and has a record, another cannot come")
         if row.kind is Kind.TRAINED and account:
             self._check_trained(row, account.tokens.total())
+        self._check_dropped(row, account)
 
     def apply(self, row: Transition) -> None:
         """Enter a transition. Raises LedgerError, before anything is entered, where `check_row` does."""
@@ -128,7 +135,7 @@ class Ledger:
         else:
             self._groups[account.state] -= 1
             self._tokens.subtract(account.tokens)
-        account.state = Kind.ACCEPTED if row.kind is Kind.RESTORED else row.kind
+        account.state = _STATE_AFTER.get(row.kind, row.kind)
         account.tokens = self._tokens_after(row, account)
         self._groups[account.state] += 1
         self._tokens.update(account.tokens)
@@ -138,9 +145,12 @@ class Ledger:
                 del self._open[row.group_id]
 
     def _tokens_after(self, row: Transition, account: Account) -> Counter[str]:
+        kept = account.tokens.total() - row.dropped_tokens
+        self._tokens["stale"] += row.dropped_tokens
+        self.lost_in_sampler += row.lost_tokens
         if row.length:
-            self._generated += row.num_tokens
-        total = row.num_tokens if row.length else account.tokens.total()
+            self._generated += row.num_tokens - kept
+        total = row.num_tokens if row.length else kept
         match row.kind:
             case Kind.TRAINED:
                 return Counter(
@@ -148,8 +158,8 @@ class Ledger:
                 )
             case Kind.STALE | Kind.NO_SIGNAL | Kind.INVALID:
                 return Counter({row.kind.value: total})
-            case Kind.TICKETED:
-                return Counter()
+            case Kind.TICKETED | Kind.PARTIAL | Kind.RESCORED:
+                return Counter(in_flight=total)
             case _:
                 return Counter(buffered=total)
 
@@ -167,6 +177,16 @@ class Ledger:
         if account and account.state is not Kind.TRAINED:
             raise LedgerError(f"group {row.group_id}: {row.kind} cannot follow {account.state}")
         self._check_trained(row, row.num_tokens)
+
+    def _check_dropped(self, row: Transition, account: Account | None) -> None:
+        in_flight = account.tokens["in_flight"] if account else 0
+        kept = in_flight - row.dropped_tokens
+        if row.dropped_tokens < 0 or kept < 0:
+            raise LedgerError(
+                f"group {row.group_id}: {row.kind} drops {row.dropped_tokens} of {in_flight} tokens in flight"
+            )
+        if 0 < row.num_tokens < kept:
+            raise LedgerError(f"group {row.group_id}: {row.num_tokens} tokens cannot hold the {kept} that go on")
 
     def forget(self, group_ids: Iterable[str]) -> None:
         """Trained groups that a kept checkpoint contains: their end is final."""
@@ -194,8 +214,18 @@ class Ledger:
             raise LedgerError(f"the account does not close: {gap}")
 
     def as_fields(self) -> dict[str, Any]:
-        """The account as plain values: `groups` by state, `tokens` by fate, further uses, and whether it `closes`."""
+        """The account as plain values: `groups` by state, `tokens` by fate, further uses, and whether it `closes`.
+
+        Beside it `lost_in_sampler`, an estimate that is no part of the sum.
+        """
         tokens = {"generated": self._generated} | {fate: self._tokens[fate] for fate in TOKEN_FATES}
         groups = {fate.value: self._groups[fate.value] for fate in Fate}
         reused = {"uses": self._num_reuses, "tokens": self._reused}
-        return {"groups": groups, "tokens": tokens, "reused": reused, "closes": not self.gap()}
+        closes = not self.gap()
+        return {
+            "groups": groups,
+            "tokens": tokens,
+            "reused": reused,
+            "closes": closes,
+            "lost_in_sampler": self.lost_in_sampler,
+        }

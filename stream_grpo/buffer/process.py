@@ -21,7 +21,17 @@ from stream_grpo.buffer.intake import Intake
 from stream_grpo.buffer.journal import Journal
 from stream_grpo.buffer.leases import Leases
 from stream_grpo.buffer.reporter import Reporter
-from stream_grpo.buffer.requests import count_of, forks_in, list_of, text_of, texts_of, tokens_of, version_in
+from stream_grpo.buffer.requests import (
+    count_of,
+    counts_of,
+    forks_in,
+    list_of,
+    record_of,
+    text_of,
+    texts_of,
+    tokens_of,
+    version_in,
+)
 from stream_grpo.buffer.retention import Limits
 from stream_grpo.buffer.signal import WINDOW
 from stream_grpo.buffer.status import account, figures
@@ -29,7 +39,7 @@ from stream_grpo.buffer.tickets import block_size
 from stream_grpo.config import Buffer, Stream
 from stream_grpo.errors import LedgerError
 from stream_grpo.failpoints import failpoint
-from stream_grpo.transport.channels import ticket_fields
+from stream_grpo.transport.channels import tickets_to_plain
 
 TICKETS_WAIT_S = 0.5
 """A request for tickets is held back so long before it is answered with a cause."""
@@ -106,13 +116,15 @@ class BufferProcess:
             selector=stream.selector,
             max_uses=stream.max_uses,
             reused_per_step=stream.reused_per_step,
+            rescores=stream.on_reward_change == "rescore",
+            ticket_timeout_s=stream.ticket_timeout_s,
         )
         self._book = Book(self._journal, rules, now=clock())
         outbox = self._book.outbox
         self._reporter = Reporter(curator, outbox, self._journal.read) if curator else None
         if curator is None:
             outbox.close()
-        self._intake, self._leases = Intake(self._book), Leases(self._book)
+        self._intake, self._leases = Intake(self._book, now=clock()), Leases(self._book)
         self._disk = Disk(
             free_bytes or (lambda: shutil.disk_usage(directory).free),
             buffer.min_free_bytes,
@@ -124,6 +136,8 @@ class BufferProcess:
         self._handlers: Mapping[str, Callable[[Request, float], None]] = {
             "hello": self._hello,
             "tickets": self._tickets,
+            "heartbeat": self._heartbeat,
+            "partial": self._partial,
             "insert": self._insert,
             "evaluated": self._evaluated,
             "start": self._start,
@@ -164,6 +178,7 @@ class BufferProcess:
             self._handle(request, now)
         self._watch_disk(now)
         self._intake.expire(now)
+        self._intake.release_silent(now)
         self._serve_waiting(now)
         self._tell_inserts()
         if self._commit_is_due(now, is_idle=request is None):
@@ -200,8 +215,9 @@ class BufferProcess:
         self, request: Request, kind: str, fields: Mapping[str, Any] | None = None, body: Sequence[bytes] = ()
     ) -> None:
         """Answer once all that the answer may rest on is durable."""
-        # A batch is large and the same for a repeat, so it need not be remembered.
-        send = partial(self._server.reply, request, kind, fields, body, remember=kind != "batch")
+        # What holds groups is large and the same for a repeat, so it need not be remembered.
+        is_small = not body and kind != "batch"
+        send = partial(self._server.reply, request, kind, fields, body, remember=is_small)
         if self._journal.has_pending:
             self._unsent.append((kind, send))
         else:
@@ -295,21 +311,32 @@ class BufferProcess:
             else:
                 tickets, cause = [], self._disk.sentence()
             if tickets or is_over:
-                plain = [ticket_fields(ticket) for ticket in tickets]
-                self._answer(request, "tickets", {"tickets": plain, "cause": cause})
+                plain, body = tickets_to_plain(tickets)
+                self._answer(request, "tickets", {"tickets": plain, "cause": cause}, body)
             return bool(tickets) or is_over
 
         self._hold(_Waiting(request, sampler_id, now + TICKETS_WAIT_S, grant))
 
+    def _heartbeat(self, request: Request, now: float) -> None:
+        message = request.message
+        sampler_id, incarnation = text_of(message, "sampler_id"), count_of(message, "incarnation")
+        self._intake.owners.heartbeat(sampler_id, incarnation, counts_of(message, "tokens"), now)
+        self._answer(request, "noted")
+
+    def _partial(self, request: Request, now: float) -> None:
+        """A partial is never held back: while the disk is full it is passed over, and a later one has its tokens."""
+        data = record_of(request.message)
+        why = self._intake.partial(data, now) if self._disk.has_room else self._disk.sentence()
+        self._answer(request, "noted", {"is_kept": not why, "reason": why})
+
     def _insert(self, request: Request, now: float) -> None:
-        if len(request.message.body) != 1:
-            raise Refusal(f"insert: expected one body, received {len(request.message.body)}")
+        data = record_of(request.message)
 
         def grant(is_over: bool) -> bool:
             has_room = self._disk.has_room
             if has_room:
                 before = self._book.signal.num_without
-                self._intake.insert(request, request.message.body[0], self._clock())
+                self._intake.insert(request, data, self._clock())
                 self._warn_without_signal(before)
             return has_room
 

@@ -46,6 +46,13 @@ def texts_of(message: Message, name: str) -> dict[str, str]:
     return value
 
 
+def record_of(message: Message) -> bytes:
+    """The one body, an encoded group."""
+    if len(message.body) != 1:
+        raise Refusal(f"{message.kind}: expected one body, received {len(message.body)}")
+    return message.body[0]
+
+
 def tokens_of(message: Message) -> dict[str, dict[str, int]]:
     """Tokens by fate for each group."""
     value: Any = message.fields.get("tokens")
@@ -53,6 +60,14 @@ def tokens_of(message: Message) -> dict[str, dict[str, int]]:
     if not is_map or not all(type(n) is int and n >= 0 for by_fate in value.values() for n in by_fate.values()):
         raise _refuse(message, "tokens", "counts by fate for every group")
     return dict(value)
+
+
+def counts_of(message: Message, name: str) -> dict[str, int]:
+    """A map of texts to whole numbers from 0."""
+    value = message.fields.get(name)
+    if not isinstance(value, dict) or not all(type(count) is int and count >= 0 for count in value.values()):
+        raise _refuse(message, name, "a map of texts to counts")
+    return value
 
 
 def version_in(message: Message) -> PolicyVersion:

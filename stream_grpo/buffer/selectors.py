@@ -2,8 +2,9 @@
 
 Words: A is `max_policy_age`, n is groups-per-step, of which only the fresh places count: those that are not left to
 groups trained on before. A group's age is that of its oldest token. While it is in flight it is the largest age of the
-weights its ticket was issued for and of the last version of every branch from theirs on that a restore has left
-(`Lineage.age_in_flight`). Its steps left are A minus its age. Live = in flight + buffered + leased.
+weights its ticket was issued for, of the last version of every branch from theirs on that a restore has left
+(`Lineage.age_in_flight`), and of the tokens of its newest partial. Its steps left are A minus its age. Live = in flight
++ buffered + leased.
 
 Premises: the learner publishes a version only after the buffer has answered that the step is trained, or the start
 noted; a sampler samples with published weights alone, and its weights never go back (a sampler that breaks this is
@@ -19,7 +20,14 @@ Proof, by induction over what can happen.
 
 *Issue.* A ticket for weights that lag the learner by g has L = A - g steps left, and is issued only while
 live < (A + 1 - g) n = (L + 1) n. After it live <= (L + 1) n, so (I) holds for all k >= L; for k < L nothing changed.
-With g > A nothing is issued, so L >= 0 and (II) holds. A ticket that is issued again leaves the count first.
+With g > A nothing is issued, so L >= 0 and (II) holds.
+
+*Issue again*, to weights that lag by g, with a prefix whose oldest token is p old: the group has A - max(g, p) steps
+left, p = 0 without a prefix. It leaves the count first, and enters it where an issue with that lag would have room, as
+above; or where it gains steps left or keeps those it had, which lowers no count of (I). With max(g, p) > A the prefix
+is left behind, and with g > A nothing is issued, so that (II) holds. The second case is the common one: no token of a
+prefix is older than its group was in flight, as *Insert* says, so that weights as young as those of its first owner
+always go on from it, however full the stream is.
 
 *Insert.* No token is older than its group's age in flight, so steps left can only grow, which helps (I) and (II). For
 age is the distance in the tree of versions, and along a path of a tree the distance to any point is largest at one of

@@ -15,7 +15,18 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from stream_grpo.buffer import admission, facts, ledger, outcomes, retention, staleness, stock, tickets, transitions
+from stream_grpo.buffer import (
+    admission,
+    facts,
+    ledger,
+    outcomes,
+    partials,
+    retention,
+    staleness,
+    stock,
+    tickets,
+    transitions,
+)
 from stream_grpo.buffer.transitions import Kind, Transition
 from stream_grpo.types import Fate, PolicyVersion, Ticket
 
@@ -30,6 +41,7 @@ _VALUES: Mapping[str, Any] = {
         facts.RolloutFacts,
         ledger.Account,
         outcomes.Entry,
+        partials.Partial,
         retention.Segment,
         staleness.Share,
         staleness.Totals,

@@ -14,7 +14,8 @@ from stream_grpo.buffer.transitions import Kind, Location, Transition
 from stream_grpo.types import PolicyVersion
 
 Reader = Callable[[Location, str], bytes]
-_ENDS = (Kind.STALE, Kind.INVALID)
+_ENDS = (Kind.STALE, Kind.INVALID, Kind.RESCORED)
+"""After which a group is no longer held."""
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class Stock:
                 self._use(row)
             case Kind.STALE | Kind.NO_SIGNAL | Kind.INVALID if held is None:
                 self._issued.pop(row.group_id, None)
-            case Kind.LEASED | Kind.TRAINED | Kind.RESTORED | Kind.STALE | Kind.INVALID if held:
+            case Kind.LEASED | Kind.TRAINED | Kind.RESTORED | Kind.RESCORED | Kind.STALE | Kind.INVALID if held:
                 self._move(held, row)
                 if row.kind is Kind.TRAINED:
                     self._forget_used_up(lineage)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from stream_grpo.buffer.lineage import Lineage
 from stream_grpo.buffer.transitions import Kind, Transition
 from stream_grpo.types import PolicyVersion, Ticket
 
-_IN_FLIGHT_ENDS = frozenset({Kind.ACCEPTED, Kind.STALE, Kind.NO_SIGNAL, Kind.INVALID})
+IN_FLIGHT_ENDS = frozenset({Kind.ACCEPTED, Kind.STALE, Kind.NO_SIGNAL, Kind.INVALID})
+"""Rows after which a group is no longer in flight."""
 
 
 def room(live: int, lag: int, *, max_policy_age: int, groups_per_step: int) -> int:
@@ -53,13 +54,15 @@ class InFlight:
 class TicketBook:
     """The tickets in flight and the next id. `lineage` must have seen the same transitions."""
 
-    folded = ("_in_flight", "_released", "_problems", "_epochs", "_next_number")
+    folded = ("_in_flight", "_released", "_lost", "_problems", "_epochs", "_next_number")
 
     def __init__(self, lineage: Lineage, *, run_seed: int, sample_deadline_s: float) -> None:
         """No ticket yet."""
         self._lineage, self._run_seed, self._sample_deadline_s = lineage, run_seed, sample_deadline_s
         self._in_flight: dict[str, InFlight] = {}
         self._released: dict[str, None] = {}
+        self._lost: set[str] = set()
+        """Of the released those whose owner was only not heard of, and may still be."""
         self._problems: dict[str, str] = {}
         self._epochs: dict[str, int] = {}
         self._next_number = 1
@@ -68,19 +71,34 @@ class TicketBook:
         """Follow a transition."""
         if row.kind is Kind.TICKETED:
             self._issue(row)
-        elif row.kind is Kind.PICKED and row.group_id in self._in_flight:
+        elif row.kind in (Kind.PICKED, Kind.PARTIAL) and row.group_id in self._in_flight:
             self._problems[row.group_id] = row.problem_id
         elif row.kind is Kind.HELLO:
             self._epochs[row.sampler_id] = row.owner_epoch
-            # Oldest first, before those that an earlier hello released and nobody took.
-            mine = {group_id: None for group_id, held in self._in_flight.items() if held.sampler_id == row.sampler_id}
-            self._released = dict.fromkeys(sorted({**self._released, **mine}))
-        elif row.kind in _IN_FLIGHT_ENDS:
+            mine = [group_id for group_id, held in self._in_flight.items() if held.sampler_id == row.sampler_id]
+            self._lost.difference_update(mine)
+            self._release(mine)
+        elif row.kind is Kind.LOST and row.group_id in self._in_flight:
+            self._lost.add(row.group_id)
+            self._release([row.group_id])
+        elif row.kind is Kind.RESCORED:
+            self._problems[row.group_id] = row.problem_id
+            self._hold(row, request="")
+            self._release([row.group_id])
+        elif row.kind in IN_FLIGHT_ENDS:
             self._in_flight.pop(row.group_id, None)
-            self._released.pop(row.group_id, None)
             self._problems.pop(row.group_id, None)
+            self._unrelease(row.group_id)
 
-    def _issue(self, row: Transition) -> None:
+    def _release(self, group_ids: Iterable[str]) -> None:
+        # Oldest first, before those that were released earlier and nobody took.
+        self._released = dict.fromkeys(sorted({*self._released, *group_ids}))
+
+    def _unrelease(self, group_id: str) -> None:
+        self._released.pop(group_id, None)
+        self._lost.discard(group_id)
+
+    def _hold(self, row: Transition, request: str) -> None:
         ticket = Ticket(
             group_id=row.group_id,
             owner_epoch=row.owner_epoch,
@@ -88,16 +106,24 @@ class TicketBook:
             seed=seed_of(self._run_seed, row.group_id),
             issued_at_s=row.time_s,
             deadline_s=row.time_s + self._sample_deadline_s,
+            problem_id=self._problems.get(row.group_id, ""),
         )
         self._in_flight[row.group_id] = InFlight(
-            ticket=ticket, sampler_id=row.sampler_id, version=row.version, request=row.reason
+            ticket=ticket, sampler_id=row.sampler_id, version=row.version, request=request
         )
-        self._released.pop(row.group_id, None)
+
+    def _issue(self, row: Transition) -> None:
+        self._hold(row, request=row.reason)
+        self._unrelease(row.group_id)
         self._next_number = max(self._next_number, int(row.group_id[1:]) + 1)
 
-    def extend_deadlines(self, not_before_s: float) -> None:
-        """No ticket in flight ends before: a buffer that was down gives samplers time to send again."""
-        for group_id, held in self._in_flight.items():
+    def extend_deadlines(self, not_before_s: float, group_ids: Iterable[str] | None = None) -> None:
+        """No ticket in flight ends before, of these groups or of all.
+
+        A buffer that was down gives samplers time to send again.
+        """
+        for group_id in list(self._in_flight if group_ids is None else group_ids):
+            held = self._in_flight[group_id]
             deadline_s = max(held.ticket.deadline_s, not_before_s)
             self._in_flight[group_id] = replace(held, ticket=replace(held.ticket, deadline_s=deadline_s))
 
@@ -120,11 +146,26 @@ class TicketBook:
 
     def next_epoch(self, sampler_id: str) -> int:
         """The number of the incarnation that says hello now; the first is 0."""
-        return self._epochs.get(sampler_id, -1) + 1
+        return self.epoch_of(sampler_id) + 1
+
+    def epoch_of(self, sampler_id: str) -> int:
+        """The number of the incarnation that said hello last; -1 for a sampler that never did."""
+        return self._epochs.get(sampler_id, -1)
 
     def released(self) -> list[InFlight]:
-        """Tickets of samplers that began anew: to be issued again before any new one, oldest first."""
+        """Tickets to be issued again before any new one, oldest first.
+
+        Their samplers began anew or were not heard of for too long, or their groups are to be scored again.
+        """
         return [self._in_flight[group_id] for group_id in self._released]
+
+    def has_owner(self, group_id: str) -> bool:
+        """Whether the sampler that a group in flight was issued to may still hold it: until it begins anew."""
+        return group_id in self._in_flight and (group_id not in self._released or group_id in self._lost)
+
+    def is_lost(self, group_id: str) -> bool:
+        """Whether a group in flight was released because its owner was not heard of."""
+        return group_id in self._lost
 
     def answered(self, request: str) -> list[Ticket]:
         """The tickets in flight that this very request was answered with."""

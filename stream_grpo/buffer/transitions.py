@@ -5,11 +5,17 @@ columns hold, by kind:
 
     kind           branch, step               reason                              also
     hello          -                          -                                   sampler_id, owner_epoch: incarnation
-    ticketed       weights of the sampler     id of the request it answers        sampler_id, owner_epoch
+    ticketed       weights of the sampler     id of the request it answers        sampler_id, owner_epoch; issued again:
+                                                                                  dropped_tokens, lost_tokens
     picked         -                          -                                   problem_id of a ticket
+    partial        learner when it came in    -                                   the record so far and num_tokens; it
+                                                                                  replaces the one before
+    lost           -                          -                                   sampler_id that was not heard of for
+                                                                                  too long: to be issued again
     accepted       learner when it came in    -                                   the record and its counts
     no_signal      learner when it came in    all_right, all_wrong, same_reward   the record and its counts
-    invalid        learner at the end         what is wrong with it               the record, where it ends on arrival
+    invalid        learner at the end         what is wrong with it               the record, where it ends on arrival;
+                                                                                  sampler_id, problem_id of a ticket
     stale          learner at the end         age, deadline, surplus or restore   the record, where it ends on arrival;
                                                                                   sampler_id, problem_id of a ticket
     refused        learner when it came in    why this copy is not taken          crc32, num_tokens; no record is kept
@@ -20,6 +26,9 @@ columns hold, by kind:
     reused         the version that was made  -                                   num_tokens, and those of it by fate
     undone         version of the use it ends -                                   trained_tokens of that use
     requeued       learner at the end         -                                   problem_id, to be sampled again first
+    rescored       learner at the time        -                                   sampler_id, problem_id, owner_epoch of
+                                                                                  an accepted group: a ticket again;
+                                                                                  mixed_context_tokens that leave
     started        learner                    forks as JSON: {"1": [0, 10]}
     checkpointed   the oldest kept checkpoint -
     evaluated      the evaluated weights      -                                   sampler_id, num_tokens; once a version
@@ -27,9 +36,9 @@ columns hold, by kind:
     snapshot       -                          all folds as JSON, see `snapshot`   first row of every log but the first
 
 The counts of a record are `num_tokens`, sampled ones, `num_rollouts`, `num_valid`, `reward_sum`, `num_truncated` and
-`mixed_context_tokens`. A `stale` row of an accepted group that was too old names its problem. `crc32` is of the
-record's bytes, `checksum` is the CRC32 of the other columns of the row as a JSON list without spaces: Arrow itself does
-not notice a flipped bit.
+`mixed_context_tokens`, and `dropped_tokens`, those of the partial before that it does not have. A `stale` row of an
+accepted group that was too old names its problem. `crc32` is of the record's bytes, `checksum` is the CRC32 of the
+other columns of the row as a JSON list without spaces: Arrow itself does not notice a flipped bit.
 """
 
 from __future__ import annotations
@@ -59,11 +68,14 @@ class Kind(StrEnum):
     REFUSED = Fate.REFUSED.value
     HELLO = "hello"
     PICKED = "picked"
+    PARTIAL = "partial"
+    LOST = "lost"
     RESTORED = "restored"
     LENT = "lent"
     REUSED = "reused"
     UNDONE = "undone"
     REQUEUED = "requeued"
+    RESCORED = "rescored"
     STARTED = "started"
     CHECKPOINTED = "checkpointed"
     EVALUATED = "evaluated"
@@ -112,6 +124,10 @@ class Transition:
     """Rollouts with a reward."""
     reward_sum: float = 0.0
     """Of the valid rollouts; 0 where one of their rewards is not finite."""
+    dropped_tokens: int = 0
+    """Tokens of the group's newest partial that do not go on from here."""
+    lost_tokens: int = 0
+    """Tokens beyond the newest partial that the owner before had, by its last heartbeat."""
     reason: str = ""
 
     @property
@@ -126,8 +142,10 @@ class Transition:
 
     @property
     def makes_outcome(self) -> bool:
-        """Whether the curator is told: of every record, every ticket that ends without one, and every requeue."""
-        is_ticket_end = self.kind is Kind.STALE and bool(self.sampler_id)
+        """Whether the curator is told: of complete records, of tickets that end without one, of requeues."""
+        if self.kind is Kind.PARTIAL:
+            return False
+        is_ticket_end = self.kind in (Kind.STALE, Kind.INVALID) and bool(self.sampler_id)
         return bool(self.length) or is_ticket_end or self.kind is Kind.REQUEUED
 
 
@@ -153,6 +171,8 @@ _COLUMNS: Mapping[str, pa.DataType] = {
     "num_rollouts": pa.int32(),
     "num_valid": pa.int32(),
     "reward_sum": pa.float64(),
+    "dropped_tokens": pa.int64(),
+    "lost_tokens": pa.int64(),
     "reason": pa.string(),
 }
 

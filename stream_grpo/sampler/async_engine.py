@@ -39,6 +39,8 @@ from stream_grpo.sampler.engine import (
     after_the_first,
     engine_args,
     generation_of,
+    generation_so_far,
+    output_so_far,
     params_of,
     probe_params,
     sampling_params,
@@ -140,6 +142,28 @@ class AsyncEngine:
         self._read_finished()
         return [self._held.pop(name) for name in names if name in self._held]
 
+    def progress(self, request_ids: Iterable[str]) -> list[Generation]:
+        """What requests have so far, as `partial` unless they had finished; they go on."""
+        names = list(request_ids)
+        # One whose output is on its way to be read has no state any more.
+        self._run(self._read_ending(names))
+        found = {name: self._held[name] for name in names if name in self._held}
+        for name in [name for name in names if name in self._running]:
+            state = self._llm.output_processor.request_states[self._running[name].internal_id]
+            found[name] = generation_so_far(state, self._eos_token_ids, self._mixed_context_from(output_so_far(state)))
+        return [found[name] for name in names if name in found]
+
+    def num_sampled(self, request_ids: Iterable[str]) -> int:
+        """Tokens of these requests so far, in all, as of the last call that reached the engine."""
+        num_tokens = 0
+        for name in request_ids:
+            if name in self._held:
+                num_tokens += len(self._held[name].token_ids)
+            elif name in self._running:
+                state = self._llm.output_processor.request_states.get(self._running[name].internal_id)
+                num_tokens += state.detokenizer.num_output_tokens() if state else 0
+        return num_tokens
+
     def apply_weights(self, named_tensors: Mapping[str, Any], version: PolicyVersion, *, recompute_kv: bool) -> float:
         """Replace the weights between two steps of the model; values are checked before (`weights.subscriber`).
 
@@ -220,6 +244,13 @@ class AsyncEngine:
         with suppress(TimeoutError):
             async with asyncio.timeout(_STEP_S):
                 await self._has_finished.wait()
+
+    async def _read_ending(self, names: Sequence[str]) -> None:
+        states = self._llm.output_processor.request_states
+        running = [self._running[name] for name in names if name in self._running]
+        if ending := [request.output for request in running if request.internal_id not in states]:
+            await asyncio.wait(ending)
+        self._read_finished()
 
     async def _end(self, requests: Sequence[_Running]) -> None:
         if requests:

@@ -11,7 +11,7 @@ import copy
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -111,10 +111,29 @@ class InProcessEngine:
                 internal_id = self._unfinished[request_id].internal_id
                 # vLLM drops the output of an aborted request in this mode, so that it is asked for before.
                 state = self._llm.output_processor.request_states[internal_id]
-                ended.append(self._generation(state.make_request_output([], None, FinishReason.ABORT, None)))
+                ended.append(self._generation(output_so_far(state)))
                 internal_ids.append(internal_id)
         self._llm.abort_request(internal_ids, internal=True)
         return ended
+
+    def progress(self, request_ids: Iterable[str]) -> list[Generation]:
+        """What requests have so far, as `partial` unless they had finished; they go on."""
+        found = []
+        for request_id in request_ids:
+            if request_id in self._held:
+                found.append(self._held[request_id])
+            elif (request := self._unfinished.get(request_id)) is not None:
+                state = self._llm.output_processor.request_states[request.internal_id]
+                found.append(generation_so_far(state, self._eos_token_ids, request.mixed_context_from))
+        return found
+
+    def num_sampled(self, request_ids: Iterable[str]) -> int:
+        """Tokens of these requests so far, in all."""
+        states = self._llm.output_processor.request_states
+        names = list(request_ids)
+        running = [states[self._unfinished[n].internal_id] for n in names if n in self._unfinished]
+        num_held = sum(len(self._held[name].token_ids) for name in names if name in self._held)
+        return num_held + sum(int(state.detokenizer.num_output_tokens()) for state in running)
 
     def apply_weights(self, named_tensors: Mapping[str, Any], version: PolicyVersion, *, recompute_kv: bool) -> float:
         """Replace the weights; names, shapes and values are checked before (`weights.subscriber`)."""
@@ -271,6 +290,17 @@ def generation_of(output: Any, eos_token_ids: frozenset[int], mixed_context_from
         end_reason=reason,
         mixed_context_from=mixed_context_from if is_mixed else None,
     )
+
+
+def output_so_far(state: Any) -> Any:
+    """The output of a running request as if it were aborted now; asking changes nothing."""
+    return state.make_request_output([], None, FinishReason.ABORT, None)
+
+
+def generation_so_far(state: Any, eos_token_ids: frozenset[int], mixed_context_from: int | None) -> Generation:
+    """What a running request has."""
+    generation = generation_of(output_so_far(state), eos_token_ids, mixed_context_from)
+    return replace(generation, end_reason=EndReason.PARTIAL)
 
 
 def after_the_first(tables: Sequence[Any], ids: Sequence[int]) -> list[float]:

@@ -34,6 +34,12 @@ class Engine(Protocol):
     def abort(self, request_ids: Iterable[str]) -> list[Generation]:
         """End requests now. What they have so far comes back, as `abort` unless it had finished; unknown ids do not."""
 
+    def progress(self, request_ids: Iterable[str]) -> list[Generation]:
+        """What requests have so far, as `partial` unless they had finished; they go on. Unknown ids give nothing."""
+
+    def num_sampled(self, request_ids: Iterable[str]) -> int:
+        """Tokens of these requests so far, in all: cheaper than `progress`. Unknown ids count nothing."""
+
     def expected_tensors(self) -> Mapping[str, TensorSpec]:
         """Names, shapes and dtypes of the tensors that `apply_weights` takes, all of them."""
 

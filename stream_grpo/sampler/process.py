@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from curator.client import Curator, Picked, Refused
-from curator.schema import Pick
-from curator.wire import RemoteError
+from curator.client import Curator
+from curator.schema import Problem
 from stream_grpo.config import Config
 from stream_grpo.errors import StallError
 from stream_grpo.failpoints import failpoint
@@ -18,9 +17,12 @@ from stream_grpo.rewards.gathering import Place
 from stream_grpo.rewards.scoring import Scoring, scoring_version
 from stream_grpo.rewards.shaping import shaped_group
 from stream_grpo.sampler.alarms import Alarms
+from stream_grpo.sampler.continuation import continued_group
 from stream_grpo.sampler.generation import Engine
 from stream_grpo.sampler.heldout import HeldoutEvaluation
+from stream_grpo.sampler.progress import Progress
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
+from stream_grpo.sampler.questions import Questions
 from stream_grpo.sampler.rollout import (
     GroupInProgress,
     config_hash,
@@ -33,6 +35,7 @@ from stream_grpo.sampler.rollout import (
 )
 from stream_grpo.sampler.update import Updater
 from stream_grpo.transport.channels import SamplerChannel
+from stream_grpo.transport.codec import decode_group
 from stream_grpo.types import Decision, Generation, RewardResult, RolloutGroup, Ticket
 from stream_grpo.weights.subscriber import Subscriber
 
@@ -68,23 +71,25 @@ class SamplerProcess:
         """`clock`: unix seconds; `timer`: seconds for durations."""
         self._config, self._sampler_id = config, sampler_id
         self._config_hash = config_hash(config, prompts.fingerprint, scoring_version(config.rewards))
-        self._engine, self._buffer, self._curator = engine, buffer, curator
+        self._engine, self._buffer, self._questions = engine, buffer, Questions(curator)
         self._subscriber, self._prompts, self._scoring = subscriber, prompts, scoring
         self._heldout, self._alarms = heldout, alarms
         self._clock, self._timer = clock, timer
         self._updater = Updater(config, engine, timer)
+        self._progress = Progress(config.stream, engine, buffer, self._held, self._so_far, timer)
         self._next_look_at = 0.0
         # A group's way: ticket, asked of the curator, in progress (sampled, scored), finished, handed over.
         self._tickets: dict[str, Ticket] = {}
-        self._asked: dict[str, list[str]] = {}
         self._groups: dict[str, GroupInProgress] = {}
+        # Of those in progress the ones that came with all their tokens, to be scored again.
+        self._only_scored: set[str] = set()
         self._finished: deque[RolloutGroup] = deque()
         self._newly_bound: dict[str, str] = {}
         # Since when something outside is waited for, by name.
         self._waits: dict[str, float] = {}
         self._busy_s, self._stall_s, self._score_s = 0.0, 0.0, 0.0
         self._first_busy_at: float | None = None
-        self._num_tokens, self._num_expired, self._num_refused = 0, 0, 0
+        self._num_tokens, self._num_expired, self._num_refused, self._num_continued = 0, 0, 0, 0
         self._fates: Counter[str] = Counter()
 
     def run(self, stop: threading.Event) -> None:
@@ -106,11 +111,12 @@ class SamplerProcess:
                 continue
             self._ask_tickets()
             self._take_tickets()
-            self._take_picks()
+            self._start_groups()
             self._abort_late_groups()
             self._sample()
             self._take_scores()
             self._hand_over()
+            self._progress.turn(self._groups)
             self._heldout.turn()
         self._wind_down()
 
@@ -138,6 +144,8 @@ class SamplerProcess:
             "num_groups_expired": self._num_expired,
             "num_prompts_refused": self._num_refused,
             "waits_for": self._waits_for(),
+            "num_groups_continued": self._num_continued,
+            "num_partials": self._progress.num_partials,
         }
 
     def _waits_for(self) -> list[str]:
@@ -187,16 +195,20 @@ class SamplerProcess:
         self._newly_bound = {}
 
     def _num_wanted(self) -> int:
-        """Groups that fit the free slots, and a few ahead; tickets without a problem yet count as running."""
+        """Groups that fit the free slots, and a few ahead.
+
+        Tickets without a problem yet count as running. So do groups that are only scored: a buffer full of them would
+        come at once, and their scores after their deadlines.
+        """
         if self._config.stream.max_policy_age == 0:
             return 0 if self._tickets or self._groups else _WHOLE_BLOCK
         group_size = self._config.sampler.group_size
-        num_taken = self._engine.num_unfinished + group_size * len(self._tickets)
+        num_taken = self._engine.num_unfinished + group_size * (len(self._tickets) + len(self._only_scored))
         return (self._engine.num_slots - num_taken) // group_size + _NUM_AHEAD
 
     def _take_tickets(self) -> None:
-        """What the buffer says; each new ticket asks the curator for a problem, all of one answer in one question."""
-        idle = self._engine.num_unfinished == 0 and not self._asked
+        """What the buffer says; the tickets of one answer ask the curator for their problems in one question."""
+        idle = self._engine.num_unfinished == 0 and not self._questions.is_open
         tickets, taken = self._buffer.poll(_IDLE_WAIT_S if idle else 0.0)
         is_owed = self._buffer.waits_for_tickets or self._buffer.num_unacknowledged > 0
         self._watch("the buffer to answer", is_owed and not tickets and not taken)
@@ -204,43 +216,57 @@ class SamplerProcess:
         for ticket in tickets:
             self._forget(ticket.group_id)
             self._tickets[ticket.group_id] = ticket
-        asked = {group_id for group_ids in self._asked.values() for group_id in group_ids}
-        unasked = [group_id for group_id in self._tickets if group_id not in asked]
-        if unasked and self._curator.has_credit:
-            self._asked[self._curator.post_next(unasked)] = unasked
+        self._questions.ask(self._tickets.values())
 
     def _forget(self, group_id: str) -> None:
         """Drop what is under way for a group whose ticket is issued again."""
+        self._only_scored.discard(group_id)
         if (group := self._groups.pop(group_id, None)) is not None:
             self._engine.abort([request.request_id for request in group.unfinished])
             self._scoring.forget(scored_as(group.ticket))
 
-    def _take_picks(self) -> None:
-        answers = self._curator.poll(_IDLE_WAIT_S if self._asked and self._engine.num_unfinished == 0 else 0.0)
-        self._watch("the curator to choose problems", bool(self._asked) and not answers)
-        for answer in answers:
-            if isinstance(answer, Refused):
-                raise RemoteError(f"curator: {answer.reason}")
-            if isinstance(answer, Picked):
-                self._asked.pop(answer.id, None)
-                self._start_groups(answer.picks)
+    def _start_groups(self) -> None:
+        """Begin groups whose problems are known, in the order of their ids: equal tickets make equal batches."""
+        is_idle = self._questions.is_open and self._engine.num_unfinished == 0
+        answers = self._questions.answers(_IDLE_WAIT_S if is_idle else 0.0)
+        self._watch("the curator to choose problems", self._questions.is_open and not answers)
+        for ticket, problem in answers:
+            # The ticket may have ended since, or been issued again.
+            if self._tickets.get(ticket.group_id) is ticket:
+                del self._tickets[ticket.group_id]
+                if ticket.prefix:
+                    self._continue_group(ticket, problem)
+                else:
+                    self._start_group(ticket, problem)
 
-    def _start_groups(self, picks: Iterable[Pick]) -> None:
-        """Add whole groups in the order of their ids, so that equal tickets make equal batches."""
-        for pick in sorted(picks, key=lambda pick: pick.group_id):
-            ticket = self._tickets.pop(pick.group_id, None)
-            if ticket is None:
-                continue
-            self._newly_bound[pick.group_id] = pick.problem.problem_id
-            try:
-                requests = make_requests(ticket, self._prompts.token_ids(pick.problem), self._config)
-            except PromptRefused as error:
-                self._num_refused += 1
-                self._finish(refused_group(ticket, pick.problem, str(error), self._config, self._clock()))
-                continue
-            self._groups[pick.group_id] = GroupInProgress(ticket, pick.problem, requests, self._clock())
-            for request in requests:
-                self._engine.add(request)
+    def _start_group(self, ticket: Ticket, problem: Problem) -> None:
+        self._newly_bound[ticket.group_id] = problem.problem_id
+        try:
+            requests = make_requests(ticket, self._prompts.token_ids(problem), self._config)
+        except PromptRefused as error:
+            self._num_refused += 1
+            self._finish(refused_group(ticket, problem, str(error), self._config, self._clock()))
+            return
+        self._begin(GroupInProgress(ticket, problem, requests, self._clock()))
+
+    def _continue_group(self, ticket: Ticket, problem: Problem) -> None:
+        """Go on with a group that an earlier owner of its ticket has begun."""
+        prefix = decode_group(ticket.prefix)
+        group = continued_group(ticket, problem, prefix, self._config, config_hash=self._config_hash)
+        self._num_continued += 1
+        self._begin(group)
+        if not group.unfinished:
+            self._only_scored.add(ticket.group_id)
+        for generation in group.unscored:
+            self._submit(group, generation)
+        if group.is_complete:
+            self._complete(group)
+
+    def _begin(self, group: GroupInProgress) -> None:
+        self._groups[group.ticket.group_id] = group
+        self._progress.begin(group)
+        for request in group.unfinished:
+            self._engine.add(request)
 
     # -- sampling -----------------------------------------------------------------------------------------------------
 
@@ -258,17 +284,20 @@ class SamplerProcess:
         started = self._timer()
         for generation in self._heldout.take(generations):
             group = self._groups[group_of(generation.request_id)]
-            group.take(generation)
-            text = self._prompts.decode(generation.token_ids.tolist())
-            task_id = task_id_of(group.ticket, generation.request_id)
-            num_tokens = len(generation.token_ids)
-            place = Place(scored_as(group.ticket), self._config.sampler.group_size)
-            self._scoring.submit(
-                task_id, group.problem, text, generation.end_reason, place, num_tokens=num_tokens, may_be_trained=True
-            )
-            self._num_tokens += num_tokens
+            self._submit(group, group.take(generation))
+            self._num_tokens += len(generation.token_ids)
             self._alarms.ended(generation.end_reason)
         self._score_s += self._timer() - started
+
+    def _submit(self, group: GroupInProgress, generation: Generation) -> None:
+        """Give a whole response out to be scored."""
+        text = self._prompts.decode(generation.token_ids.tolist())
+        task_id = task_id_of(group.ticket, generation.request_id)
+        place = Place(scored_as(group.ticket), self._config.sampler.group_size)
+        num_tokens = len(generation.token_ids)
+        self._scoring.submit(
+            task_id, group.problem, text, generation.end_reason, place, num_tokens=num_tokens, may_be_trained=True
+        )
 
     def _take_scores(self) -> None:
         """Give rewards to the generations that wait for them; complete groups are finished."""
@@ -292,8 +321,12 @@ class SamplerProcess:
     def _score(self, group: GroupInProgress, request_id: str, reward: RewardResult) -> None:
         group.score(request_id, reward, self._prompts.decode)
         if group.is_complete:
-            del self._groups[group.ticket.group_id]
-            self._finish(group)
+            self._complete(group)
+
+    def _complete(self, group: GroupInProgress) -> None:
+        del self._groups[group.ticket.group_id]
+        self._only_scored.discard(group.ticket.group_id)
+        self._finish(group)
 
     def _abort_late_groups(self) -> None:
         """Hand over what a group has in time before its ticket's deadline; a ticket alone is the buffer's to end."""
@@ -306,8 +339,8 @@ class SamplerProcess:
             self._num_expired += 1
             self._collect(self._engine.abort([request.request_id for request in group.unfinished]))
             self._take_scores()
-            for request_id in group.unscored:
-                self._score(group, request_id, _too_late(group))
+            for generation in group.unscored:
+                self._score(group, generation.request_id, _too_late(group))
 
     # -- handing over -------------------------------------------------------------------------------------------------
 
@@ -316,22 +349,35 @@ class SamplerProcess:
         max_new_tokens = self._config.sampler.max_new_tokens
         self._finished.append(shaped_group(made, self._config.rewards.shaping, max_new_tokens=max_new_tokens))
 
+    def _held(self) -> list[str]:
+        """Ids of the groups that are this sampler's until the buffer has taken them."""
+        finished = [group.group_id for group in self._finished]
+        return [*self._tickets, *self._groups, *finished, *self._buffer.unacknowledged_groups]
+
+    def _so_far(self, group: GroupInProgress, running: Sequence[Generation]) -> RolloutGroup:
+        return group.so_far(running, sampler_id=self._sampler_id, config_hash=self._config_hash, now_s=self._clock())
+
     def _hand_over(self) -> None:
         while self._finished and self._buffer.has_credit:
             self._buffer.insert(self._finished.popleft())
 
     def _wind_down(self) -> None:
-        """End what runs, and give the buffer a moment to take what is finished."""
+        """End what runs, and give the buffer a moment to take what is finished, and of the rest what there is."""
         self._heldout.stop()
+        self._progress.last_turn(self._groups)
         self._engine.abort([r.request_id for group in self._groups.values() for r in group.unfinished])
         self._groups = {name: group for name, group in self._groups.items() if not group.unfinished}
         deadline = self._timer() + _LAST_INSERTS_S
-        while (self._groups or self._finished or self._buffer.num_unacknowledged) and self._timer() < deadline:
+        while self._is_owed() and self._timer() < deadline:
             self._take_scores()
             self._hand_over()
             _, taken = self._buffer.poll(_IDLE_WAIT_S)
             self._fates.update(answer.fate.value for answer in taken)
             self._heldout.turn()
+
+    def _is_owed(self) -> bool:
+        buffer = self._buffer
+        return bool(self._groups or self._finished or buffer.num_unacknowledged or buffer.num_partials_on_their_way)
 
     def _watch(self, whom: str, waits: bool) -> None:
         """Raise StallError where one wait has lasted beyond `stream.stall_timeout_s`."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -30,13 +31,20 @@ def rollout_seed(group_seed: int, index: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def config_hash(config: Config, tokenizer_fingerprint: str, rewards_version: str) -> str:
-    """What every rollout carries: equal only where prompts, sampling and rewards mean the same.
+def continued_seed(seed: int, num_tokens: int) -> int:
+    """The seed by which a rollout of `seed` goes on after its first `num_tokens` tokens, in [0, 2^63)."""
+    digest = hashlib.sha256(f"{seed}+{num_tokens}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
-    Covers sampling settings, prompt format, length limits, tokenizer and chat template, verifiers.
+
+def config_hash(config: Config, tokenizer_fingerprint: str, rewards_version: str) -> str:
+    """What every rollout carries, `<sampling>-<rewards>`: equal only where prompts, sampling and rewards mean the same.
+
+    The first part covers sampling settings, prompt format, length limits, tokenizer and chat template, the second
+    verifiers and reward settings: groups that differ in it alone can be scored again.
     """
     sampler = config.sampler
-    meaning = {
+    sampling = {
         "temperature": sampler.temperature,
         "top_p": sampler.top_p,
         "top_k": sampler.top_k,
@@ -46,8 +54,11 @@ def config_hash(config: Config, tokenizer_fingerprint: str, rewards_version: str
         "prompt_format": config.model.prompt_format,
         "max_length_tokens": config.model.max_length_tokens,
         "tokenizer": tokenizer_fingerprint,
-        "rewards": rewards_version,
     }
+    return f"{_short_hash(sampling)}-{_short_hash({'rewards': rewards_version})}"
+
+
+def _short_hash(meaning: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -106,39 +117,94 @@ def make_rollout(request: GenerationRequest, generation: Generation, reward: Rew
     )
 
 
+def rest_of(request: GenerationRequest, begun: Generation) -> GenerationRequest:
+    """The request for what is still missing of a rollout that has begun."""
+    num_begun = len(begun.token_ids)
+    return replace(
+        request,
+        prompt_ids=(*request.prompt_ids, *begun.token_ids.tolist()),
+        seed=continued_seed(request.seed, num_begun),
+        max_new_tokens=request.max_new_tokens - num_begun,
+    )
+
+
+def joined(begun: Generation, rest: Generation) -> Generation:
+    """The whole of a rollout that has begun and its rest.
+
+    The rest has a KV cache of its own, computed from the first token on: it is of mixed context only where weights
+    changed since, or where the beginning already was.
+    """
+    mixed = rest.mixed_context_from
+    moved = None if mixed is None else len(begun.token_ids) + mixed
+    return Generation(
+        request_id=rest.request_id,
+        token_ids=np.concatenate([begun.token_ids, rest.token_ids]),
+        logprobs=np.concatenate([begun.logprobs, rest.logprobs]),
+        versions=(*begun.versions, *rest.versions),
+        end_reason=rest.end_reason,
+        mixed_context_from=moved if begun.mixed_context_from is None else begun.mixed_context_from,
+    )
+
+
 class GroupInProgress:
     """A group that collects its rollouts; they come in any order and stand in the order of their requests."""
 
     def __init__(
-        self, ticket: Ticket, problem: Problem, requests: Sequence[GenerationRequest], dispatched_at_s: float
+        self,
+        ticket: Ticket,
+        problem: Problem,
+        requests: Sequence[GenerationRequest],
+        dispatched_at_s: float,
+        begun: Iterable[Generation] = (),
     ) -> None:
+        """`begun`: the first tokens of some of its rollouts, by an earlier owner of the ticket."""
         self.ticket, self.problem = ticket, problem
         self._requests = {request.request_id: request for request in requests}
+        self._begun = {generation.request_id: generation for generation in begun}
         self._waiting: dict[str, Generation] = {}
         self._rollouts: dict[str, Rollout] = {}
         self._dispatched_at_s = dispatched_at_s
 
     @property
     def unfinished(self) -> list[GenerationRequest]:
-        """Requests without a generation yet, in order."""
-        return [r for name, r in self._requests.items() if name not in self._rollouts and name not in self._waiting]
+        """What an engine is asked for: requests without a generation yet, in order; of begun ones the rest."""
+        return [
+            rest_of(request, self._begun[name]) if name in self._begun else request
+            for name, request in self._requests.items()
+            if name not in self._rollouts and name not in self._waiting
+        ]
 
     @property
-    def unscored(self) -> list[str]:
-        """Requests that have their generation and no reward yet, by id."""
-        return list(self._waiting)
+    def unscored(self) -> list[Generation]:
+        """Generations, whole, that have no reward yet."""
+        return list(self._waiting.values())
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens, but for those that the engine holds of unfinished requests."""
+        begun = [g for name, g in self._begun.items() if name not in self._rollouts and name not in self._waiting]
+        generations = [*begun, *self._waiting.values()]
+        return sum(r.num_sampled_tokens for r in self._rollouts.values()) + sum(len(g.token_ids) for g in generations)
 
     @property
     def is_complete(self) -> bool:
         """Whether every request has its rollout: generation and reward."""
         return len(self._rollouts) == len(self._requests)
 
-    def take(self, generation: Generation) -> None:
-        """Keep a generation until it is scored. Raises ValueError for one that is not of this group or comes twice."""
+    def take(self, generation: Generation) -> Generation:
+        """Keep a generation until it is scored; returns it whole, with what was begun.
+
+        Raises ValueError for one that is not of this group or comes twice.
+        """
         request_id = generation.request_id
         if request_id not in self._requests or request_id in self._rollouts or request_id in self._waiting:
             raise ValueError(f"generation {request_id} is not awaited by group {self.ticket.group_id}")
-        self._waiting[request_id] = generation
+        self._waiting[request_id] = self._whole(generation)
+        return self._waiting[request_id]
+
+    def _whole(self, generation: Generation) -> Generation:
+        begun = self._begun.get(generation.request_id)
+        return joined(begun, generation) if begun else generation
 
     def score(
         self, request_id: str, reward: RewardResult, decode: Callable[[Sequence[int]], str] | None = None
@@ -162,6 +228,27 @@ class GroupInProgress:
         if not self.is_complete:
             missing = [name for name in self._requests if name not in self._rollouts]
             raise ValueError(f"group {self.ticket.group_id} lacks {missing}")
+        rollouts = tuple(self._rollouts[name] for name in self._requests)
+        return self._group(rollouts, sampler_id, config_hash, finished_at_s)
+
+    def so_far(self, running: Iterable[Generation], *, sampler_id: str, config_hash: str, now_s: float) -> RolloutGroup:
+        """The group as it is: `running` holds a generation for every unfinished request. Raises KeyError without.
+
+        What has ended and is not scored yet has no reward, as what runs.
+        """
+        generations = {generation.request_id: self._whole(generation) for generation in running} | self._waiting
+        unscored = RewardResult(
+            decision=Decision.UNKNOWN, reward=None, verifier=self.problem.verifier, verifier_version=""
+        )
+        rollouts = tuple(
+            self._rollouts[name] if name in self._rollouts else make_rollout(request, generations[name], unscored)
+            for name, request in self._requests.items()
+        )
+        return self._group(rollouts, sampler_id, config_hash, now_s)
+
+    def _group(
+        self, rollouts: tuple[Rollout, ...], sampler_id: str, config_hash: str, finished_at_s: float
+    ) -> RolloutGroup:
         return RolloutGroup(
             group_id=self.ticket.group_id,
             owner_epoch=self.ticket.owner_epoch,
@@ -172,7 +259,7 @@ class GroupInProgress:
             config_hash=config_hash,
             dispatched_at_s=self._dispatched_at_s,
             finished_at_s=finished_at_s,
-            rollouts=tuple(self._rollouts[name] for name in self._requests),
+            rollouts=rollouts,
         )
 
 

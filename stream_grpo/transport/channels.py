@@ -6,7 +6,9 @@ no caller is ever blocked without a cause. An insert alone is held for as long a
 
     asked by   message      fields                                         answer
     sampler    hello        sampler_id                                     welcome   epoch
-    sampler    tickets      sampler_id, version, num_wanted, problems      tickets   [ticket...], cause
+    sampler    tickets      sampler_id, version, num_wanted, problems      tickets   [ticket...], cause; body: prefixes
+    sampler    heartbeat    sampler_id, incarnation, tokens (by group)     noted
+    sampler    partial      body: one encoded group, as far as it is       noted     is_kept, reason
     sampler    insert       body: one encoded group                        taken     fate, reason
     sampler    evaluated    sampler_id, version, num_tokens                noted
     learner    start        version, forks                                 started
@@ -65,10 +67,14 @@ class SamplerChannel:
         self._evaluation_sent: str | None = None
         self.cause = ""
         """Why the buffer gave no tickets when it was last asked; empty where it did."""
+        self._heartbeat_sent: str | None = None
+        self._partials: dict[str, str] = {}
+        self._incarnation = 0
 
     def hello(self, timeout_s: float = 30.0) -> None:
         """Announce a new incarnation: tickets of an earlier one under this name are issued again, to anyone."""
-        self._client.call("hello", {"sampler_id": self._sampler_id}, timeout_s=timeout_s)
+        answer = self._client.call("hello", {"sampler_id": self._sampler_id}, timeout_s=timeout_s)
+        self._incarnation = int(answer.fields["epoch"])
 
     @property
     def waits_for_tickets(self) -> bool:
@@ -81,13 +87,32 @@ class SamplerChannel:
         return len(self._inserts) + self.waits_for_evaluation
 
     @property
+    def num_partials_on_their_way(self) -> int:
+        """Partials sent and not yet answered."""
+        return len(self._partials)
+
+    @property
+    def unacknowledged_groups(self) -> list[str]:
+        """Ids of the groups among them."""
+        return list(self._inserts.values())
+
+    @property
+    def waits_for_heartbeat(self) -> bool:
+        """Whether a heartbeat is on its way; there is never more than one."""
+        return self._heartbeat_sent is not None
+
+    def waits_for_partial(self, group_id: str) -> bool:
+        """Whether a partial of this group is on its way; there is never more than one, so that none overtakes it."""
+        return group_id in self._partials.values()
+
+    @property
     def waits_for_evaluation(self) -> bool:
         """Whether the account of an evaluation is on its way; there is never more than one."""
         return self._evaluation_sent is not None
 
     @property
     def has_credit(self) -> bool:
-        """Whether `ask_tickets`, `insert` or `report_evaluation` may be called."""
+        """Whether one more message may be sent."""
         return self._client.has_credit
 
     def ask_tickets(self, version: PolicyVersion, num_wanted: int, problems: Mapping[str, str]) -> None:
@@ -109,6 +134,16 @@ class SamplerChannel:
         message_id = self._client.post("insert", {"group_id": group.group_id}, (encode_group(group),))
         self._inserts[message_id] = group.group_id
 
+    def heartbeat(self, tokens: Mapping[str, int]) -> None:
+        """Say which groups this sampler holds, and how many tokens of each it has sampled."""
+        fields = {"sampler_id": self._sampler_id, "incarnation": self._incarnation, "tokens": dict(tokens)}
+        self._heartbeat_sent = self._client.post("heartbeat", fields)
+
+    def hand_over_partial(self, group: RolloutGroup) -> None:
+        """Hand over what there is of a group in progress, so that its tokens outlive this sampler."""
+        message_id = self._client.post("partial", {"group_id": group.group_id}, (encode_group(group),))
+        self._partials[message_id] = group.group_id
+
     def report_evaluation(self, version: PolicyVersion, num_tokens: int) -> None:
         """Account for the tokens of an evaluation. There is one of a version: a repeat is counted once."""
         fields = {"sampler_id": self._sampler_id, "version": list(version), "num_tokens": num_tokens}
@@ -123,7 +158,11 @@ class SamplerChannel:
                 raise RemoteError(f"buffer: {answer.fields['reason']}")
             if answer.id == self._tickets_asked:
                 self._tickets_asked, self.cause = None, answer.fields["cause"]
-                tickets += [Ticket(**fields) for fields in answer.fields["tickets"]]
+                tickets += _tickets_from_plain(answer.fields["tickets"], answer.body)
+            elif answer.id == self._heartbeat_sent:
+                self._heartbeat_sent = None
+            elif answer.id in self._partials:
+                del self._partials[answer.id]
             elif answer.id == self._evaluation_sent:
                 self._evaluation_sent = None
             elif answer.id in self._inserts:
@@ -190,9 +229,15 @@ def read_ledger(client: Client, timeout_s: float = 30.0) -> Mapping[str, Any]:
     return client.call("ledger", timeout_s=timeout_s).fields
 
 
-def ticket_fields(ticket: Ticket) -> dict[str, Any]:
-    """A ticket as the plain fields of a message."""
-    return asdict(ticket)
+def tickets_to_plain(tickets: Sequence[Ticket]) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Tickets as the fields of a message, and the prefixes that some of them have as its body."""
+    plain = [{**asdict(ticket), "prefix": bool(ticket.prefix)} for ticket in tickets]
+    return plain, [ticket.prefix for ticket in tickets if ticket.prefix]
+
+
+def _tickets_from_plain(plain: Sequence[Mapping[str, Any]], body: Sequence[bytes]) -> list[Ticket]:
+    prefixes = iter(body)
+    return [Ticket(**{**ticket, "prefix": next(prefixes) if ticket["prefix"] else b""}) for ticket in plain]
 
 
 def version_of(fields: Mapping[str, Any]) -> PolicyVersion:

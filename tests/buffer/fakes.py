@@ -126,7 +126,7 @@ class Buffer:
     def __init__(self, journal: MemoryJournal | None = None, *, now: float = 0.0, **changes: Any) -> None:
         self.journal = journal or MemoryJournal()
         self.book = Book(self.journal, rules(**changes), now=now)
-        self.intake, self.leases = Intake(self.book), Leases(self.book)
+        self.intake, self.leases = Intake(self.book, now=now), Leases(self.book)
         self.book.outbox.close()
 
     def restarted(self, now: float = 0.0) -> Buffer:

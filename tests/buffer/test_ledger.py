@@ -1,5 +1,7 @@
 """The account: one state for every group, one fate for every token."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,15 +123,60 @@ def test_a_gap_is_named() -> None:
     assert not ledger.as_fields()["closes"]
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(Kind), st.integers(1, 9)), max_size=60))
-def test_whatever_is_tried_the_account_closes(steps: list[tuple[str, Kind, int]]) -> None:
+def test_a_partial_is_in_flight_and_what_goes_on_from_it_is_counted_once() -> None:
+    ledger = ledger_of(entry(Kind.TICKETED), entry(Kind.PARTIAL, tokens=10), entry(Kind.PARTIAL, tokens=15))
+    assert nonzero(ledger, "tokens") == {"generated": 15, "in_flight": 15}
+    assert nonzero(ledger, "groups") == {"ticketed": 1}
+    # Of 15 tokens 4 do not go on, and 9 are new.
+    ledger.apply(replace(entry(Kind.PARTIAL, tokens=20), dropped_tokens=4))
+    assert nonzero(ledger, "tokens") == {"generated": 24, "in_flight": 20, "stale": 4}
+    # Issued again without its prefix; the owner before had 3 more.
+    ledger.apply(replace(entry(Kind.TICKETED), dropped_tokens=20, lost_tokens=3))
+    assert nonzero(ledger, "tokens") == {"generated": 24, "stale": 24}
+    ledger.apply(entry(Kind.ACCEPTED, tokens=7))
+    assert nonzero(ledger, "tokens") == {"generated": 31, "stale": 24, "buffered": 7}
+    ledger.apply(entry(Kind.RESCORED))
+    assert nonzero(ledger, "tokens") == {"generated": 31, "stale": 24, "in_flight": 7}
+    assert ledger.as_fields()["lost_in_sampler"] == 3
+    assert ledger.as_fields()["closes"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([entry(Kind.PARTIAL, tokens=1)], "partial cannot follow nothing"),
+        (
+            [entry(Kind.TICKETED), replace(entry(Kind.PARTIAL, tokens=5), dropped_tokens=1)],
+            "partial drops 1 of 0 tokens in flight",
+        ),
+        (
+            [entry(Kind.TICKETED), entry(Kind.ACCEPTED, tokens=5), replace(entry(Kind.LEASED), dropped_tokens=5)],
+            "leased drops 5 of 0 tokens in flight",
+        ),
+        (
+            [entry(Kind.TICKETED), entry(Kind.PARTIAL, tokens=5), entry(Kind.ACCEPTED, tokens=4)],
+            "4 tokens cannot hold the 5 that go on",
+        ),
+    ],
+)
+def test_a_record_that_cannot_go_on_from_the_partial_is_refused(rows: list[Transition], sentence: str) -> None:
+    with pytest.raises(LedgerError, match=sentence):
+        ledger_of(*rows)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(Kind), st.integers(1, 9), st.integers(0, 3)), max_size=60
+    )
+)
+def test_whatever_is_tried_the_account_closes(steps: list[tuple[str, Kind, int, int]]) -> None:
     ledger, held = Ledger(), dict.fromkeys("abc", 0)
-    for group_id, kind, tokens in steps:
-        arrives = kind in (Kind.ACCEPTED, Kind.NO_SIGNAL, Kind.INVALID, Kind.REFUSED)
+    for group_id, kind, tokens, dropped in steps:
+        arrives = kind in (Kind.PARTIAL, Kind.ACCEPTED, Kind.NO_SIGNAL, Kind.INVALID, Kind.REFUSED)
         trained = held[group_id] if kind is Kind.TRAINED else 0
         row = entry(kind, group_id, tokens=tokens if arrives else 0, trained=trained)
         try:
-            ledger.apply(row)
+            ledger.apply(replace(row, dropped_tokens=dropped))
         except LedgerError:
             continue
         finally:

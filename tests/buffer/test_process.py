@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from stream_grpo.buffer.process import BufferProcess, credits_for
 from stream_grpo.config import Buffer as BufferSettings
 from stream_grpo.config import Stream
 from stream_grpo.transport.channels import LearnerChannel, Lease, SamplerChannel, Taken, read_ledger
-from stream_grpo.types import Fate, PolicyVersion, Ticket
+from stream_grpo.transport.codec import decode_group, encode_group
+from stream_grpo.types import EndReason, Fate, PolicyVersion, RolloutGroup, Ticket
 from tests.buffer.fakes import FakeCurator, group_for
+from tests.fakes import make_rollout
 
 V0 = PolicyVersion(0, 0)
 WAIT_S = 10.0
@@ -540,3 +543,90 @@ def test_a_requeue_reaches_the_curator_after_the_outcome_of_its_group(run: Calla
     losses = read_ledger(running.client())["losses"]
     assert losses["lost_share"] == 8 / 24
     assert (losses["requeued"], losses["lost"]["groups"]) == (1, 1)
+
+
+def partial(group: RolloutGroup, num_tokens: int) -> RolloutGroup:
+    """The group as it was after the first `num_tokens` of each rollout."""
+    return replace(
+        group,
+        rollouts=tuple(
+            make_rollout(None, num_response=num_tokens, seed=r.seed, end_reason=EndReason.PARTIAL)
+            for r in group.rollouts
+        ),
+    )
+
+
+def test_a_partial_that_was_answered_survives_a_kill_and_travels_with_its_ticket(run: Callable[..., Running]) -> None:
+    running = run()
+    running.learner()
+    sampler = running.sampler()
+    first, second = tickets_for(sampler, 2)
+    group = group_for(first, V0)
+    sampler.hand_over_partial(partial(group, 3))
+    assert sampler.waits_for_partial(first.group_id)
+    assert not sampler.waits_for_partial(second.group_id)
+    eventually(lambda: not sampler.poll(0.05)[0] and not sampler.num_partials_on_their_way)
+    running.kill()
+    running.again()
+    other = running.sampler("s0")
+    again = tickets_for(other, 2)
+    assert [(ticket.group_id, ticket.owner_epoch) for ticket in again] == [
+        (first.group_id, 1), (second.group_id, 1)
+    ]  # fmt: skip
+    assert decode_group(again[0].prefix).num_sampled_tokens == 6
+    assert (again[0].problem_id, again[1].prefix) == (group.problem_id, b"")
+    insert(other, again)
+    ledger = read_ledger(running.client())
+    assert ledger["tokens"]["generated"] == ledger["tokens"]["buffered"] == 16
+    assert ledger["closes"]
+
+
+def test_heartbeats_hold_tickets_and_silence_loses_them(run: Callable[..., Running]) -> None:
+    running = run(ticket_timeout_s=0.3)
+    running.learner()
+    silent, lively = running.sampler("s0"), running.sampler("s1")
+    (lost,), (held,) = tickets_for(silent, 1), tickets_for(lively, 1)
+
+    def beat() -> bool:
+        lively.heartbeat({held.group_id: 3})
+        assert lively.waits_for_heartbeat
+        while lively.waits_for_heartbeat:
+            lively.poll(0.05)
+        return lost.group_id in {h.ticket.group_id for h in running.process._book.tickets.released()}
+
+    eventually(beat)
+    (again,) = tickets_for(lively, 1)
+    assert (again.group_id, again.owner_epoch) == (lost.group_id, 1)
+    assert [taken.fate for taken in insert(lively, [held])] == [Fate.ACCEPTED]
+
+
+def test_on_a_full_disk_partials_are_passed_over_and_not_held(run: Callable[..., Running]) -> None:
+    running = run()
+    running.learner()
+    sampler = running.sampler()
+    (ticket,) = tickets_for(sampler, 1)
+    running.process._disk.free_bytes = lambda: 0
+    answer = running.client().call("partial", {}, (encode_group(partial(group_for(ticket, V0), 2)),))
+    assert answer.fields["is_kept"] is False
+    assert "disk is full" in answer.fields["reason"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "body", "named"),
+    [
+        (
+            "heartbeat",
+            {"sampler_id": "s0", "incarnation": 0, "tokens": {"g": -1}},
+            (),
+            "heartbeat: tokens = .*: expected",
+        ),
+        ("heartbeat", {"sampler_id": "s0", "tokens": {}}, (), "heartbeat: incarnation = None: expected a count"),
+        ("partial", {}, (), "partial: expected one body, received 0"),
+        ("partial", {}, (b"rubbish",), "not a rollout group"),
+    ],
+)
+def test_a_malformed_word_of_an_owner_is_refused(
+    run: Callable[..., Running], kind: str, fields: dict[str, Any], body: tuple[bytes, ...], named: str
+) -> None:
+    with pytest.raises(RemoteError, match=named):
+        run().client().call(kind, fields, body)

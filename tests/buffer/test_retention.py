@@ -136,7 +136,7 @@ def test_a_long_run_keeps_a_small_journal_and_a_whole_account(run: Callable[...,
     assert curator
     train_steps(running, 0, 12)
     # The curator has nothing on disk yet: every record may be asked for again.
-    assert running.process.status()["segments_on_disk"] >= 8
+    eventually(lambda: running.process.status()["segments_on_disk"] >= 8)
     curator.num_durable = 10**6
     eventually(lambda: running.process.status()["segments_on_disk"] <= 2)
     train_steps(running, 12, 12)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from curator.client import Curator, Picked, Positioned, Refused, Reported
+from curator.client import Curator, Found, Picked, Positioned, Refused, Reported
 from curator.curation import Curation
 from curator.pool import Pool
 from curator.service import CuratorService
@@ -109,10 +109,12 @@ def test_bad_requests_are_refused_and_the_service_lives(tmp_path: Path, connect:
     with running(make_pool(tmp_path / "pool")) as service:
         client = Client(service.address, name="stranger", peer="curator")
         requests: list[tuple[str, dict[str, Any], tuple[bytes, ...], str]] = [
-            ("dance", {}, (), "unknown kind 'dance'; known: next, report"),
+            ("dance", {}, (), "unknown kind 'dance'; known: next, get, report"),
             ("next", {}, (), "group_ids: expected a list"),
             ("next", {"group_ids": []}, (), "group_ids: 0 of them"),
             ("next", {"group_ids": ["a", 1]}, (), "group_ids: expected a list"),
+            ("get", {"problem_ids": [""]}, (), "problem_ids: expected a list"),
+            ("get", {"problem_ids": ["p0001", "x", "y"]}, (), "2 problems are not in the pool, first: 'x'"),
             ("report", {}, (), "report: expected one body, received 0"),
             ("report", {}, (b"rubbish",), "not an Arrow stream"),
             ("report", {}, (b"",), "Arrow|one record batch"),
@@ -121,7 +123,7 @@ def test_bad_requests_are_refused_and_the_service_lives(tmp_path: Path, connect:
             with pytest.raises(RemoteError, match=reason):
                 client.call(kind, fields, body, timeout_s=5)
         client.close()
-        assert service.num_refused == 7
+        assert service.num_refused == 9
         assert len(connect(service).next(["a"])) == 1
 
 
@@ -157,6 +159,17 @@ def test_status_is_that_of_the_loop_and_at_most_a_second_old(tmp_path: Path) -> 
     thread.join(10)
     curator.close()
     assert service.status()["picks"] == 4
+
+
+def test_problems_are_found_by_id_and_nothing_is_picked_by_it(tmp_path: Path, connect: Connect) -> None:
+    pool = make_pool(tmp_path / "pool", 10)
+    with running(pool) as service:
+        curator = connect(service)
+        by_id = {problem.problem_id: problem for problem in pool.problems()}
+        assert curator.get(["p0007", "p0002"]) == [by_id["p0007"], by_id["p0002"]]
+        asked = curator.post_get(["p0003"])
+        assert curator.poll(5) == [Found(asked, [by_id["p0003"]])]
+        assert (curator.stats()["picks"], curator.stats()["in_flight"]) == (0, 0)
 
 
 def test_picks_are_given_again_and_not_remembered(tmp_path: Path, connect: Connect) -> None:

@@ -38,7 +38,7 @@ class Run:
         self.path = path
         self.journal = Journal(path / "journal", segment_bytes=1 << 20, log_bytes=1)
         self.book = Book(self.journal, rules(max_policy_age=4), now=LATER)
-        self.intake, self.leases = Intake(self.book), Leases(self.book)
+        self.intake, self.leases = Intake(self.book, now=0.0), Leases(self.book)
 
     def insert(self, version: PolicyVersion, **group: Any) -> str:
         ((ticket,), _) = self.intake.issue("s0", version, 1, f"request-{len(self.book.taken)}", LATER)

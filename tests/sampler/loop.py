@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from curator.client import Curator
-from curator.schema import Pick, Problem, batch_to_bytes, picks_to_batch
+from curator.schema import Pick, Problem, batch_to_bytes, picks_to_batch, problems_to_batch
 from curator.wire import Client, Server
 from stream_grpo.config import Config
 from stream_grpo.config_file import parse
@@ -23,7 +23,7 @@ from stream_grpo.sampler.alarms import Alarms
 from stream_grpo.sampler.heldout import HeldoutEvaluation
 from stream_grpo.sampler.process import SamplerProcess
 from stream_grpo.sampler.prompts import PromptRefused
-from stream_grpo.transport.channels import SamplerChannel
+from stream_grpo.transport.channels import SamplerChannel, tickets_to_plain
 from stream_grpo.transport.codec import decode_group
 from stream_grpo.types import Generation, PolicyVersion, RolloutGroup, Ticket
 from stream_grpo.weights.manifest import Probe
@@ -67,6 +67,9 @@ class Outside:
     groups: list[RolloutGroup] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     evaluated: list[dict[str, Any]] = field(default_factory=list)
+    picked: list[str] = field(default_factory=list)
+    heartbeats: list[dict[str, Any]] = field(default_factory=list)
+    partials: list[RolloutGroup] = field(default_factory=list)
     num_hellos: int = 0
     holds_inserts: bool = False
     plays_buffer: bool = True
@@ -90,7 +93,14 @@ class Outside:
                 self.asked.append(dict(fields))
                 self.problems |= fields["problems"]
                 tickets = self.blocks.pop(0) if self.blocks and fields["num_wanted"] else []
-                self.buffer.reply(request, "tickets", {"tickets": [asdict(t) for t in tickets], "cause": ""})
+                plain, body = tickets_to_plain(tickets)
+                self.buffer.reply(request, "tickets", {"tickets": plain, "cause": ""}, body)
+            elif kind == "heartbeat":
+                self.heartbeats.append(dict(fields))
+                self.buffer.reply(request, "noted")
+            elif kind == "partial":
+                self.partials.append(decode_group(request.message.body[0]))
+                self.buffer.reply(request, "noted", {"is_kept": True, "reason": ""})
             elif kind == "evaluated":
                 self.evaluated.append(dict(fields))
                 self.buffer.reply(request, "noted")
@@ -100,16 +110,24 @@ class Outside:
 
     def _serve_curator(self) -> None:
         while not self.stop.is_set():
-            if (request := self.curator.receive(0.01)) is not None:
+            if (request := self.curator.receive(0.01)) is None:
+                continue
+            if request.message.kind == "get":
+                found = [self._problem(name.removeprefix("of-")) for name in request.message.fields["problem_ids"]]
+                self.curator.reply(request, "problems", body=[batch_to_bytes(problems_to_batch(found))])
+            else:
                 # Answered in reverse: the sampler has an order of its own.
                 ids = sorted(request.message.fields["group_ids"], reverse=True)
+                self.picked += ids
                 body = batch_to_bytes(picks_to_batch([self._pick(group_id) for group_id in ids]))
                 self.curator.reply(request, "picks", body=[body])
 
     def _pick(self, group_id: str) -> Pick:
+        return Pick(group_id=group_id, problem=self._problem(group_id), probability=0.5, expected_signal=0.5)
+
+    def _problem(self, group_id: str) -> Problem:
         answer, verifier = self.answers.get(group_id, "42"), self.verifiers.get(group_id, "exact")
-        problem = Problem(problem_id=f"of-{group_id}", prompt="6*7=", answer=answer, verifier=verifier)
-        return Pick(group_id=group_id, problem=problem, probability=0.5, expected_signal=0.5)
+        return Problem(problem_id=f"of-{group_id}", prompt="6*7=", answer=answer, verifier=verifier)
 
     def close(self) -> None:
         self.stop.set()
@@ -182,27 +200,29 @@ class Running:
         tmp_path: Path,
         engine: FakeEngine,
         make_scoring: Callable[[Config], Any] = lambda config: Scoring(config.rewards),
+        name: str = "s0",
         **sections: dict[str, Any],
     ) -> None:
         sampler = {"group_size": 2, "max_new_tokens": 3, "max_num_seqs": 8} | sections.get("sampler", {})
         tree = {"model": {"path": "m"}, "evaluation": {"interval": 0}, **sections, "sampler": sampler}
-        self._directory, self._make_scoring = tmp_path, make_scoring
+        self._directory, self._make_scoring, self._name = tmp_path, make_scoring, name
         self.warnings: list[str] = []
-        self.weights, self.error, self._stop = tmp_path / "weights", None, threading.Event()
+        self.weights, self._stop = tmp_path / "weights", threading.Event()
+        self.error: BaseException | None = None
         self._tree, self._outside, self._engine = tree, outside, engine
         self.process: SamplerProcess | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
-        buffer = Client(self._outside.buffer.address, name="s0", peer="buffer")
-        curator = Curator(self._outside.curator.address, name="s0")
-        channel = SamplerChannel(buffer, "s0")
+        buffer = Client(self._outside.buffer.address, name=self._name, peer="buffer")
+        curator = Curator(self._outside.curator.address, name=self._name)
+        channel = SamplerChannel(buffer, self._name)
         config = parse(self._tree, source="test")
         scoring = self._make_scoring(config)
         self.process = SamplerProcess(
             config,
-            "s0",
+            self._name,
             self._engine,
             channel,
             curator,
@@ -218,7 +238,7 @@ class Running:
         )
         try:
             self.process.run(self._stop)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             self.error = error
         buffer.close()
         curator.close()

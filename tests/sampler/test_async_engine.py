@@ -105,6 +105,27 @@ def test_an_aborted_request_gives_what_it_has(setup: Setup) -> None:
     assert (setup.engine.num_unfinished, setup.engine.step()) == (0, [])
 
 
+def test_what_is_running_is_looked_at_and_goes_on(setup: Setup) -> None:
+    setup.apply(0, version(0))
+    names = [f"g/{seed}" for seed in range(16)]
+    for seed, name in enumerate(names):
+        setup.engine.add(request(name, seed=seed, num_tokens=120))
+    done: dict[str, Any] = {}
+    # The core may take longer than a step's wait to give its first tokens.
+    while len(done) < len(names) and not setup.engine.num_sampled(names):
+        done |= {g.request_id: g for g in setup.engine.step()}
+    seen = {g.request_id: g for g in setup.engine.progress([*names, "unknown"])}
+    assert sorted([*done, *seen]) == sorted(names)
+    assert setup.engine.num_sampled(names) >= sum(len(g.token_ids) for g in seen.values()) > 0
+    done |= finish(setup)
+    for name, begun in seen.items():
+        num = len(begun.token_ids)
+        assert begun.versions == (version(0),) * num
+        assert done[name].token_ids[:num].tolist() == begun.token_ids.tolist()
+        assert_logprobs(setup, 0, PROMPT, begun, 0, num)
+        assert begun.end_reason.value == "partial" or num == len(done[name].token_ids)
+
+
 def test_the_probe_sees_new_weights_also_while_others_run(setup: Setup) -> None:
     setup.apply(0, version(0))
     setup.engine.add(request("g/0", num_tokens=120))

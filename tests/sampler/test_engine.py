@@ -115,6 +115,50 @@ def test_an_aborted_request_gives_what_it_has(setup: Setup) -> None:
     assert (len(nothing.token_ids), nothing.end_reason.value) == (0, "abort")
 
 
+def test_a_rollout_goes_on_from_what_it_had_in_another_engine(setup: Setup) -> None:
+    """What a sampler handed over, another continues with newer weights: the tokens before stay as they were."""
+    from stream_grpo.sampler.rollout import joined, rest_of
+
+    (seed,) = seeds_that_run_long(setup, 1)
+    engine, whole = setup.engine, request("g/0", seed=seed)
+    engine.add(whole)
+    engine.add(request("g/1", seed=seed, num_tokens=5))
+    ended = [generation for _ in range(12) for generation in engine.step()]
+    assert engine.num_sampled(["g/0", "g/1", "unknown"]) == 12
+    (begun,) = engine.progress(["g/0", "g/1", "unknown"])
+    assert (begun.end_reason.value, len(begun.token_ids)) == ("partial", 12)
+    assert begun.versions == (version(0),) * 12
+    assert_logprobs(setup, 0, whole.prompt_ids, begun, 0, 12)
+    # Asking changed nothing: it goes on, and is what it would have been.
+    (aborted,) = engine.abort(["g/0"])
+    assert aborted.token_ids.tolist() == begun.token_ids.tolist()
+    assert ended[0].token_ids.tolist() == begun.token_ids[:5].tolist()
+
+    setup.apply(1, version(1))
+    rest = run(setup, rest_of(whole, begun))["g/0"]
+    done = joined(begun, rest)
+    assert done.token_ids[:12].tolist() == begun.token_ids.tolist()
+    assert done.versions == (version(0),) * 12 + (version(1),) * len(rest.token_ids)
+    assert len(done.token_ids) == 40 or done.token_ids[-1] == END
+    # Each part under the weights that sampled it, of which the second has computed the whole context.
+    assert_logprobs(setup, 0, whole.prompt_ids, done, 0, 12)
+    assert_logprobs(setup, 1, whole.prompt_ids, done, 12, len(done.token_ids))
+    assert done.mixed_context_from is None
+
+
+def test_what_a_probe_finished_is_told_as_it_ended(setup: Setup) -> None:
+    (seed,) = seeds_that_run_long(setup, 1)
+    setup.engine.add(request("g/0", seed=seed, num_tokens=1))
+    probe_gap(setup, 0)
+    (held,) = setup.engine.progress(["g/0"])
+    assert (held.end_reason.value, setup.engine.num_sampled(["g/0"])) == ("length", 1)
+    assert [g.request_id for g in setup.engine.step()] == ["g/0"]
+    setup.engine.add(request("g/1"))
+    (nothing,) = setup.engine.progress(["g/1"])
+    assert (len(nothing.token_ids), nothing.end_reason.value) == (0, "partial")
+    setup.engine.abort(["g/1"])
+
+
 def test_the_probe_is_at_temperature_1_also_while_others_run_and_holds_what_they_finish(setup: Setup) -> None:
     (seed,) = seeds_that_run_long(setup, 1)
     engine = setup.engine

@@ -21,7 +21,16 @@ from stream_grpo.sampler.rollout import (
     rollout_seed,
     task_id_of,
 )
-from stream_grpo.types import Decision, EndReason, Generation, PolicyVersion, RewardResult, StepScore, Ticket
+from stream_grpo.types import (
+    Decision,
+    EndReason,
+    Generation,
+    PolicyVersion,
+    RewardResult,
+    StepScore,
+    Ticket,
+    sampling_part,
+)
 
 TICKET = Ticket(group_id="g/7", owner_epoch=2, step=5, seed=11, issued_at_s=0.0, deadline_s=100.0)
 PROBLEM = Problem(problem_id="p1", prompt="1+1=", answer="2", verifier="exact", domain="add-1")
@@ -96,8 +105,9 @@ def test_a_generation_counts_once_and_only_for_its_group() -> None:
 
 def test_a_generation_waits_for_its_reward() -> None:
     group = GroupInProgress(TICKET, PROBLEM, make_requests(TICKET, [5], config()), 1.0)
-    group.take(generation("g/7/1"))
-    assert ([r.request_id for r in group.unfinished], group.unscored) == (["g/7/0"], ["g/7/1"])
+    assert group.take(generation("g/7/1")).request_id == "g/7/1"
+    assert [r.request_id for r in group.unfinished] == ["g/7/0"]
+    assert [g.request_id for g in group.unscored] == ["g/7/1"]
     with pytest.raises(ValueError, match="not awaited"):
         group.take(generation("g/7/1"))
     group.take(generation("g/7/0"))
@@ -134,6 +144,8 @@ def test_the_configuration_hash_changes_with_the_meaning_and_with_nothing_else()
         config_hash(config(), "tok", "exact=2"),
     ]
     assert len({base, *others}) == 6
+    # Its first part is of sampling alone: what differs in rewards only can be scored again.
+    assert [sampling_part(other) == sampling_part(base) for other in others] == [False] * 4 + [True]
 
 
 def test_steps_of_a_reward_end_at_tokens_of_the_response() -> None:

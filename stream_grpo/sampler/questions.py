@@ -1,0 +1,55 @@
+"""Which problem a ticket is for, asked of the curator without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from curator.client import Curator, Found, Picked, Refused
+from curator.schema import Problem
+from curator.wire import RemoteError
+from stream_grpo.types import Ticket
+
+
+class Questions:
+    """The questions of one sampler. A ticket that brings a prefix has a problem, and asks for it by its id."""
+
+    def __init__(self, curator: Curator) -> None:
+        """Nothing asked yet."""
+        self._curator = curator
+        self._asked: dict[str, list[Ticket]] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer is missing."""
+        return bool(self._asked)
+
+    def ask(self, tickets: Iterable[Ticket]) -> None:
+        """Ask for those of these tickets that were not asked for, all of a kind in one question."""
+        # By identity: one that is issued again is another. Those asked for are held here, so that no id comes twice.
+        asked = {id(ticket) for several in self._asked.values() for ticket in several}
+        unasked = [ticket for ticket in tickets if id(ticket) not in asked]
+        new, begun = [t for t in unasked if not t.prefix], [t for t in unasked if t.prefix]
+        if new and self._curator.has_credit:
+            self._asked[self._curator.post_next([ticket.group_id for ticket in new])] = new
+        if begun and self._curator.has_credit:
+            self._asked[self._curator.post_get(sorted({ticket.problem_id for ticket in begun}))] = begun
+
+    def answers(self, timeout_s: float = 0.0) -> list[tuple[Ticket, Problem]]:
+        """What was answered, waiting up to `timeout_s` for the first: each answer in the order of its group ids.
+
+        Raises RemoteError where the curator refuses.
+        """
+        return [pair for answer in self._curator.poll(timeout_s) for pair in self._pairs(answer)]
+
+    def _pairs(self, answer: object) -> Iterator[tuple[Ticket, Problem]]:
+        if isinstance(answer, Refused):
+            raise RemoteError(f"curator: {answer.reason}")
+        if not isinstance(answer, Picked | Found):
+            return
+        asked = sorted(self._asked.pop(answer.id, []), key=lambda ticket: ticket.group_id)
+        if isinstance(answer, Picked):
+            picked = {pick.group_id: pick.problem for pick in answer.picks}
+            yield from ((ticket, picked[ticket.group_id]) for ticket in asked)
+        else:
+            found = {problem.problem_id: problem for problem in answer.problems}
+            yield from ((ticket, found[ticket.problem_id]) for ticket in asked)
