@@ -113,6 +113,10 @@ def test_c52_an_unknown_section_is_refused() -> None:
             "sample_deadline_s = 20: .* use more than 20",
         ),
         ({"stream": {"publish_interval": 6, "max_policy_age": 4}}, "at most max_policy_age \\+ 1 = 5"),
+        (
+            {"stream": {"uniform_group_version": True}},
+            "with weights.on_update = keep: .* use on_update = finish or restart",
+        ),
         ({"sampler": {"top_p": 0.9}}, "smaller support"),
         ({"sampler": {"top_k": 10}}, "smaller support"),
         ({"algo": {"preset": "icepop", "correction_low": 3.0}}, "1 must lie between"),

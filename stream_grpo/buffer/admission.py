@@ -18,14 +18,23 @@ class Admission(NamedTuple):
 
 
 def admit(
-    facts: GroupFacts, lineage: Lineage, *, max_policy_age: int, signal_tolerance: float | None, config_hash: str | None
+    facts: GroupFacts,
+    lineage: Lineage,
+    *,
+    max_policy_age: int,
+    signal_tolerance: float | None,
+    config_hash: str | None,
+    uniform_group_version: bool = False,
 ) -> Admission:
     """Judge a group: invalid before no_signal before stale, else accepted.
 
     A group without signal is one whose valid rewards differ by no more than `signal_tolerance`, found by largest minus
     smallest, never by a deviation. `signal_tolerance` None takes groups without signal, `config_hash` None any hash.
+    With `uniform_group_version` a group with tokens of two versions is invalid.
     """
     wrong = _what_is_wrong(facts, config_hash)
+    if not wrong and uniform_group_version and len(facts.versions) > 1:
+        wrong = f"versions: {', '.join(map(str, sorted(facts.versions)))}, stream.uniform_group_version allows one"
     if wrong:
         return Admission(Fate.INVALID, wrong)
     if signal_tolerance is not None and facts.spread <= signal_tolerance:

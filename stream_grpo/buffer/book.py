@@ -49,6 +49,8 @@ class Rules:
     """Groups with another one are invalid; None takes any."""
     vocab_size: int | None = None
     """Groups with token ids from here on are invalid; None takes any."""
+    uniform_group_version: bool = False
+    """Groups with tokens of two versions are invalid."""
 
 
 class Records(Protocol):

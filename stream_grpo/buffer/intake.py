@@ -205,6 +205,7 @@ class Intake:
             max_policy_age=rules.max_policy_age,
             signal_tolerance=rules.signal_tolerance,
             config_hash=rules.config_hash,
+            uniform_group_version=rules.uniform_group_version,
         )
         self._book.write(self._row_of(facts, admission, now), group.data)
         if admission.fate is Fate.ACCEPTED:

@@ -95,6 +95,7 @@ class BufferProcess:
             signal_tolerance=signal_tolerance,
             config_hash=config_hash,
             vocab_size=vocab_size,
+            uniform_group_version=stream.uniform_group_version,
         )
         self._book = Book(self._journal, rules, now=clock())
         outbox = self._book.outbox

@@ -29,7 +29,15 @@ from stream_grpo.sampler.rollout import (
 )
 from stream_grpo.sampler.update import Updater
 from stream_grpo.transport.channels import SamplerChannel
-from stream_grpo.types import Decision, Generation, RewardResult, RolloutGroup, Ticket
+from stream_grpo.types import (
+    Decision,
+    Generation,
+    GenerationRequest,
+    PolicyVersion,
+    RewardResult,
+    RolloutGroup,
+    Ticket,
+)
 from stream_grpo.weights.subscriber import Subscriber
 
 _IDLE_WAIT_S = 0.005
@@ -68,8 +76,9 @@ class SamplerProcess:
         self._subscriber, self._prompts, self._scoring = subscriber, prompts, scoring
         self._heldout, self._alarms = heldout, alarms
         self._clock, self._timer = clock, timer
-        self._updater = Updater(config, engine, timer)
+        self._updater = Updater(config, engine, timer, clock)
         self._next_look_at = 0.0
+        self._is_finishing = False
         # A group's way: ticket, asked of the curator, in progress (sampled, scored), finished, handed over.
         self._tickets: dict[str, Ticket] = {}
         self._asked: dict[str, list[str]] = {}
@@ -81,6 +90,7 @@ class SamplerProcess:
         self._busy_s, self._stall_s, self._score_s = 0.0, 0.0, 0.0
         self._first_busy_at: float | None = None
         self._num_tokens, self._num_expired, self._num_refused = 0, 0, 0
+        self._num_tokens_restarted = 0
         self._fates: Counter[str] = Counter()
 
     def run(self, stop: threading.Event) -> None:
@@ -121,6 +131,8 @@ class SamplerProcess:
             "stall_s": self._stall_s,
             "apply_s": updater.apply_s,
             "prove_s": updater.prove_s,
+            "publish_lag_s": updater.lag_s,
+            "weights_sha256": updater.sha256,
             "score_s": self._score_s,
             "rewards": self._scoring.status(),
             "num_updates": updater.num_updates,
@@ -128,6 +140,7 @@ class SamplerProcess:
             "probe_gap": None if updater.gap is None else updater.gap._asdict(),
             "num_running": self._engine.num_unfinished,
             "num_tokens": self._num_tokens,
+            "num_tokens_restarted": self._num_tokens_restarted,
             "num_groups_done": sum(self._fates.values()),
             "groups_by_fate": dict(self._fates),
             "num_groups_in_progress": len(self._groups),
@@ -149,23 +162,51 @@ class SamplerProcess:
         self._watch("the learner to publish weights", newest is None)
         if newest is not None and self._heldout.is_running:
             self._heldout.published(newest)
-        elif newest is not None and newest != self._updater.version:
-            published = self._subscriber.read(newest, self._engine.expected_tensors())
-            in_flight = [request for group in self._groups.values() for request in group.unfinished]
-            proved_s = self._updater.prove_s
-            self._updater.update(published, in_flight)
-            self._stall_s += self._timer() - started
-            if in_flight:
-                # The probe's engine steps sample a token of every running sequence, as any step does.
-                self._busy_s += self._updater.prove_s - proved_s
-            self._heldout.applied(published.manifest.version, published.manifest.forks)
+        elif newest is not None and newest != self._updater.version and not self._must_finish():
+            self._apply(newest, started)
         self._next_look_at = self._timer() + self._config.weights.poll_interval_s
+
+    def _apply(self, newest: PolicyVersion, started: float) -> None:
+        published = self._subscriber.read(newest, self._engine.expected_tensors())
+        if self._config.weights.on_update == "restart":
+            in_flight, to_restart = [], self._drop_unfinished()
+        else:
+            in_flight = [request for group in self._groups.values() for request in group.unfinished]
+            to_restart = []
+        proved_s = self._updater.prove_s
+        self._updater.update(published, in_flight)
+        for request in to_restart:
+            self._engine.add(request)
+        self._stall_s += self._timer() - started
+        if in_flight:
+            # The probe's engine steps sample a token of every running sequence, as any step does.
+            self._busy_s += self._updater.prove_s - proved_s
+        self._heldout.applied(published.manifest.version, published.manifest.forks)
+
+    def _must_finish(self) -> bool:
+        """Whether new weights wait for running requests; while they do, no request is added."""
+        is_running = self._engine.num_unfinished > 0
+        self._is_finishing = self._config.weights.on_update == "finish" and is_running
+        return self._is_finishing
+
+    def _drop_unfinished(self) -> list[GenerationRequest]:
+        """Forget what is sampled of groups that lack a generation; all their requests, to be added again in order."""
+        requests: list[GenerationRequest] = []
+        for group_id, group in sorted(self._groups.items()):
+            if not group.unfinished:
+                continue
+            ended = self._engine.abort([request.request_id for request in group.unfinished])
+            self._num_tokens_restarted += group.num_tokens + sum(len(each.token_ids) for each in ended)
+            self._groups[group_id] = fresh = group.anew()
+            requests += fresh.unfinished
+        return requests
 
     # -- tickets and problems -----------------------------------------------------------------------------------------
 
     def _ask_tickets(self) -> None:
         """Ask for what there is room for; with none, still tell at once which problems were picked for which group."""
-        version, num_wanted = self._updater.version, 0 if self._finished else max(0, self._num_wanted())
+        is_full = self._finished or self._is_finishing
+        version, num_wanted = self._updater.version, 0 if is_full else max(0, self._num_wanted())
         if version is None or not (num_wanted or self._newly_bound):
             return
         if self._heldout.is_running and self._config.stream.max_policy_age == 0:
@@ -204,6 +245,9 @@ class SamplerProcess:
             self._engine.abort([request.request_id for request in group.unfinished])
 
     def _take_picks(self) -> None:
+        if self._is_finishing:
+            self._watch("the curator to choose problems", False)
+            return
         answers = self._curator.poll(_IDLE_WAIT_S if self._asked and self._engine.num_unfinished == 0 else 0.0)
         self._watch("the curator to choose problems", bool(self._asked) and not answers)
         for answer in answers:
@@ -248,7 +292,7 @@ class SamplerProcess:
             group = self._groups[group_of(generation.request_id)]
             group.take(generation)
             text = self._prompts.decode(generation.token_ids.tolist())
-            task_id = task_id_of(group.ticket, generation.request_id)
+            task_id = task_id_of(group.ticket, generation.request_id, group.attempt)
             self._scoring.submit(task_id, group.problem, text, generation.end_reason)
             self._num_tokens += len(generation.token_ids)
             self._alarms.ended(generation.end_reason)
@@ -264,8 +308,8 @@ class SamplerProcess:
         for task_id, reward in self._heldout.take_scores(results):
             request_id = request_of(task_id)
             group = self._groups.get(group_of(request_id))
-            # The group may have ended since, at its deadline or because its ticket was issued again.
-            if group is not None and task_id == task_id_of(group.ticket, request_id):
+            # The group may have ended since, at its deadline or because its ticket was issued again, or begun anew.
+            if group is not None and task_id == task_id_of(group.ticket, request_id, group.attempt):
                 self._score(group, request_id, reward)
         if results:
             self._alarms.scored(self._scoring, len(results))

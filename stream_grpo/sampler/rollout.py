@@ -67,9 +67,12 @@ def group_of(request_id: str) -> str:
     return request_id.rpartition("/")[0]
 
 
-def task_id_of(ticket: Ticket, request_id: str) -> str:
-    """Under which a response is scored: with the epoch, so that no result of a group serves another of its name."""
-    return f"{request_id}@{ticket.owner_epoch}"
+def task_id_of(ticket: Ticket, request_id: str, attempt: int = 0) -> str:
+    """Under which a response is scored: with the epoch, so that no result of a group serves another of its name.
+
+    `attempt` counts how often a group of one ticket began anew.
+    """
+    return f"{request_id}@{ticket.owner_epoch}" + (f".{attempt}" if attempt else "")
 
 
 def request_of(task_id: str) -> str:
@@ -100,9 +103,14 @@ class GroupInProgress:
     """A group that collects its rollouts; they come in any order and stand in the order of their requests."""
 
     def __init__(
-        self, ticket: Ticket, problem: Problem, requests: Sequence[GenerationRequest], dispatched_at_s: float
+        self,
+        ticket: Ticket,
+        problem: Problem,
+        requests: Sequence[GenerationRequest],
+        dispatched_at_s: float,
+        attempt: int = 0,
     ) -> None:
-        self.ticket, self.problem = ticket, problem
+        self.ticket, self.problem, self.attempt = ticket, problem, attempt
         self._requests = {request.request_id: request for request in requests}
         self._waiting: dict[str, Generation] = {}
         self._rollouts: dict[str, Rollout] = {}
@@ -112,6 +120,18 @@ class GroupInProgress:
     def unfinished(self) -> list[GenerationRequest]:
         """Requests without a generation yet, in order."""
         return [r for name, r in self._requests.items() if name not in self._rollouts and name not in self._waiting]
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens, but for those that the engine holds of unfinished requests."""
+        waiting = sum(len(generation.token_ids) for generation in self._waiting.values())
+        return waiting + sum(rollout.num_sampled_tokens for rollout in self._rollouts.values())
+
+    def anew(self) -> GroupInProgress:
+        """The same group with nothing sampled; rewards under way for what it had are not its own."""
+        return GroupInProgress(
+            self.ticket, self.problem, list(self._requests.values()), self._dispatched_at_s, self.attempt + 1
+        )
 
     @property
     def unscored(self) -> list[str]:

@@ -68,6 +68,7 @@ class Outside:
     evaluated: list[dict[str, Any]] = field(default_factory=list)
     num_hellos: int = 0
     holds_inserts: bool = False
+    holds_picks: bool = False
     plays_buffer: bool = True
 
     def __post_init__(self) -> None:
@@ -99,7 +100,7 @@ class Outside:
 
     def _serve_curator(self) -> None:
         while not self.stop.is_set():
-            if (request := self.curator.receive(0.01)) is not None:
+            if not self.holds_picks and (request := self.curator.receive(0.01)) is not None:
                 # Answered in reverse: the sampler has an order of its own.
                 ids = sorted(request.message.fields["group_ids"], reverse=True)
                 body = batch_to_bytes(picks_to_batch([self._pick(group_id) for group_id in ids]))
@@ -182,11 +183,12 @@ class Running:
         tmp_path: Path,
         engine: FakeEngine,
         make_scoring: Callable[[Config], Any] = lambda config: Scoring(config.rewards),
+        sampler_id: str = "s0",
         **sections: dict[str, Any],
     ) -> None:
         sampler = {"group_size": 2, "max_new_tokens": 3, "max_num_seqs": 8} | sections.get("sampler", {})
         tree = {"model": {"path": "m"}, "evaluation": {"interval": 0}, **sections, "sampler": sampler}
-        self._directory, self._make_scoring = tmp_path, make_scoring
+        self._directory, self._make_scoring, self._sampler_id = tmp_path, make_scoring, sampler_id
         self.warnings: list[str] = []
         self.weights, self.error, self._stop = tmp_path / "weights", None, threading.Event()
         self._tree, self._outside, self._engine = tree, outside, engine
@@ -195,14 +197,14 @@ class Running:
         self._thread.start()
 
     def _run(self) -> None:
-        buffer = Client(self._outside.buffer.address, name="s0", peer="buffer")
-        curator = Curator(self._outside.curator.address, name="s0")
-        channel = SamplerChannel(buffer, "s0")
+        buffer = Client(self._outside.buffer.address, name=self._sampler_id, peer="buffer")
+        curator = Curator(self._outside.curator.address, name=self._sampler_id)
+        channel = SamplerChannel(buffer, self._sampler_id)
         config = parse(self._tree, source="test")
         scoring = self._make_scoring(config)
         self.process = SamplerProcess(
             config,
-            "s0",
+            self._sampler_id,
             self._engine,
             channel,
             curator,
