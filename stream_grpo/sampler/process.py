@@ -168,11 +168,9 @@ class SamplerProcess:
 
     def _apply(self, newest: PolicyVersion, started: float) -> None:
         published = self._subscriber.read(newest, self._engine.expected_tensors())
-        if self._config.weights.on_update == "restart":
-            in_flight, to_restart = [], self._drop_unfinished()
-        else:
-            in_flight = [request for group in self._groups.values() for request in group.unfinished]
-            to_restart = []
+        restarts = self._config.weights.on_update == "restart"
+        to_restart = self._drop_unfinished() if restarts else []
+        in_flight = [] if restarts else [r for group in self._groups.values() for r in group.unfinished]
         proved_s = self._updater.prove_s
         self._updater.update(published, in_flight)
         for request in to_restart:

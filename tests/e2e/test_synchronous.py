@@ -60,7 +60,7 @@ def configuration(made: Path, root: Path, name: str) -> Config:
         "model": {"path": str(made / "model")},
         "pool": {"files": [str(made / "pool.jsonl")]},
         "sampler": {"group_size": 8},
-        "stream": {"max_policy_age": 0, "groups_per_step": GROUPS_PER_STEP},
+        "stream": {"max_policy_age": 0, "groups_per_step": GROUPS_PER_STEP, "sample_deadline_s": 600.0},
         "weights": {"keep_versions": NUM_STEPS + 1},
         "evaluation": {"files": [], "num_problems": 0, "interval": 0, "domains": []},
     }
