@@ -17,6 +17,7 @@ from stream_grpo.rewards.scoring import Scoring, scoring_version
 from stream_grpo.sampler.alarms import Alarms
 from stream_grpo.sampler.generation import Engine
 from stream_grpo.sampler.heldout import HeldoutEvaluation
+from stream_grpo.sampler.midflight import MidFlight
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
 from stream_grpo.sampler.rollout import (
     GroupInProgress,
@@ -29,15 +30,7 @@ from stream_grpo.sampler.rollout import (
 )
 from stream_grpo.sampler.update import Updater
 from stream_grpo.transport.channels import SamplerChannel
-from stream_grpo.types import (
-    Decision,
-    Generation,
-    GenerationRequest,
-    PolicyVersion,
-    RewardResult,
-    RolloutGroup,
-    Ticket,
-)
+from stream_grpo.types import Decision, Generation, PolicyVersion, RewardResult, RolloutGroup, Ticket
 from stream_grpo.weights.subscriber import Subscriber
 
 _IDLE_WAIT_S = 0.005
@@ -78,7 +71,7 @@ class SamplerProcess:
         self._clock, self._timer = clock, timer
         self._updater = Updater(config, engine, timer, clock)
         self._next_look_at = 0.0
-        self._is_finishing = False
+        self._mid_flight = MidFlight(config.weights.on_update, engine)
         # A group's way: ticket, asked of the curator, in progress (sampled, scored), finished, handed over.
         self._tickets: dict[str, Ticket] = {}
         self._asked: dict[str, list[str]] = {}
@@ -90,7 +83,6 @@ class SamplerProcess:
         self._busy_s, self._stall_s, self._score_s = 0.0, 0.0, 0.0
         self._first_busy_at: float | None = None
         self._num_tokens, self._num_expired, self._num_refused = 0, 0, 0
-        self._num_tokens_restarted = 0
         self._fates: Counter[str] = Counter()
 
     def run(self, stop: threading.Event) -> None:
@@ -140,7 +132,7 @@ class SamplerProcess:
             "probe_gap": None if updater.gap is None else updater.gap._asdict(),
             "num_running": self._engine.num_unfinished,
             "num_tokens": self._num_tokens,
-            "num_tokens_restarted": self._num_tokens_restarted,
+            "num_tokens_restarted": self._mid_flight.num_tokens_restarted,
             "num_groups_done": sum(self._fates.values()),
             "groups_by_fate": dict(self._fates),
             "num_groups_in_progress": len(self._groups),
@@ -162,18 +154,16 @@ class SamplerProcess:
         self._watch("the learner to publish weights", newest is None)
         if newest is not None and self._heldout.is_running:
             self._heldout.published(newest)
-        elif newest is not None and newest != self._updater.version and not self._must_finish():
+        elif newest is not None and newest != self._updater.version and self._mid_flight.may_apply():
             self._apply(newest, started)
         self._next_look_at = self._timer() + self._config.weights.poll_interval_s
 
     def _apply(self, newest: PolicyVersion, started: float) -> None:
         published = self._subscriber.read(newest, self._engine.expected_tensors())
-        restarts = self._config.weights.on_update == "restart"
-        to_restart = self._drop_unfinished() if restarts else []
-        in_flight = [] if restarts else [r for group in self._groups.values() for r in group.unfinished]
+        in_flight, again = self._mid_flight.requests(self._groups)
         proved_s = self._updater.prove_s
         self._updater.update(published, in_flight)
-        for request in to_restart:
+        for request in again:
             self._engine.add(request)
         self._stall_s += self._timer() - started
         if in_flight:
@@ -181,29 +171,11 @@ class SamplerProcess:
             self._busy_s += self._updater.prove_s - proved_s
         self._heldout.applied(published.manifest.version, published.manifest.forks)
 
-    def _must_finish(self) -> bool:
-        """Whether new weights wait for running requests; while they do, no request is added."""
-        is_running = self._engine.num_unfinished > 0
-        self._is_finishing = self._config.weights.on_update == "finish" and is_running
-        return self._is_finishing
-
-    def _drop_unfinished(self) -> list[GenerationRequest]:
-        """Forget what is sampled of groups that lack a generation; all their requests, to be added again in order."""
-        requests: list[GenerationRequest] = []
-        for group_id, group in sorted(self._groups.items()):
-            if not group.unfinished:
-                continue
-            ended = self._engine.abort([request.request_id for request in group.unfinished])
-            self._num_tokens_restarted += group.num_tokens + sum(len(each.token_ids) for each in ended)
-            self._groups[group_id] = fresh = group.anew()
-            requests += fresh.unfinished
-        return requests
-
     # -- tickets and problems -----------------------------------------------------------------------------------------
 
     def _ask_tickets(self) -> None:
         """Ask for what there is room for; with none, still tell at once which problems were picked for which group."""
-        is_full = self._finished or self._is_finishing
+        is_full = self._finished or self._mid_flight.is_finishing
         version, num_wanted = self._updater.version, 0 if is_full else max(0, self._num_wanted())
         if version is None or not (num_wanted or self._newly_bound):
             return
@@ -243,7 +215,7 @@ class SamplerProcess:
             self._engine.abort([request.request_id for request in group.unfinished])
 
     def _take_picks(self) -> None:
-        if self._is_finishing:
+        if self._mid_flight.is_finishing:
             self._watch("the curator to choose problems", False)
             return
         answers = self._curator.poll(_IDLE_WAIT_S if self._asked and self._engine.num_unfinished == 0 else 0.0)

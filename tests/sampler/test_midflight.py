@@ -41,7 +41,7 @@ def test_finish_lets_running_requests_end_and_begins_none_until_the_weights_are_
     outside.blocks.append([ticket("g1")])
     running.wait(lambda: not outside.blocks)
     publish(running.weights, 2, value=1.0)
-    running.wait(lambda: running.process is not None and running.process._is_finishing)
+    running.wait(lambda: running.process is not None and running.process._mid_flight.is_finishing)
     outside.holds_picks = False
     outside.blocks.append([ticket("g2")])
     running.until(lambda: len(outside.groups) == 3)
