@@ -100,7 +100,9 @@ class Outside:
 
     def _serve_curator(self) -> None:
         while not self.stop.is_set():
-            if not self.holds_picks and (request := self.curator.receive(0.01)) is not None:
+            if (request := self.curator.receive(0.01)) is not None:
+                while self.holds_picks and not self.stop.is_set():
+                    time.sleep(0.001)
                 # Answered in reverse: the sampler has an order of its own.
                 ids = sorted(request.message.fields["group_ids"], reverse=True)
                 body = batch_to_bytes(picks_to_batch([self._pick(group_id) for group_id in ids]))
