@@ -198,8 +198,8 @@ def sequential(config: Config) -> None:
     )
     loop.learner.save(out / ENGINE, loop.train_step.state())
     loop.curation.close()
-    loop.sampler.close()
     loop.learner.close()
+    loop.sampler.close()
 
 
 def main(way: str, path: Path) -> None:
