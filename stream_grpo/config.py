@@ -126,7 +126,7 @@ class Sampler(Section):
     tensor_parallel_size: int = Field(1, ge=1)
     """Workers that share the layers of one engine (`async`)."""
     kv_after_update: Literal["keep", "recompute"] = "keep"
-    """What happens to the KV cache of running sequences when weights change."""
+    """What happens to the KV cache of running sequences when weights change (weights.on_update = keep)."""
     max_restarts: int = Field(10, ge=0)
     """How often a dead sampler is started again before the run ends."""
 
@@ -151,6 +151,8 @@ class Stream(Section):
     """`max_uses` above 1: share of a step's groups, rounded down, that is left to groups trained on before."""
     publish_interval: int = Field(1, ge=1)
     """Learner steps between two publishes; at most max_policy_age + 1."""
+    uniform_group_version: bool = False
+    """Whether all tokens of a group must be of one version; needs weights.on_update = finish or restart."""
     sample_deadline_s: float = Field(120.0, gt=0)
     """A group not inserted this long after its ticket ends as stale."""
     ticket_timeout_s: float = Field(30.0, gt=0)
@@ -330,6 +332,9 @@ class Weights(Section):
     """Published versions that stay on disk."""
     poll_interval_s: float = Field(0.01, gt=0)
     """How often a sampler looks for new weights."""
+    on_update: Literal["keep", "finish", "restart"] = "keep"
+    """`keep`: running requests go on with new weights; `finish`: new weights wait until they have ended, and no request
+    begins meanwhile; `restart`: groups that are not sampled to the end begin anew from their prompt."""
     num_probe_sequences: int = Field(4, ge=1)
     """Sequences whose logprobs the learner sends along."""
     probe_mean_tolerance: float = Field(1e-4, gt=0)
@@ -475,6 +480,11 @@ def _worker_complaints(sampler: Sampler) -> Iterable[str]:
 
 def _stream_complaints(config: Config) -> Iterable[str]:
     stream, learner = config.stream, config.learner
+    if stream.uniform_group_version and config.weights.on_update == "keep":
+        yield (
+            "stream.uniform_group_version = true with weights.on_update = keep: groups that run while weights change "
+            "have tokens of two versions, and would all end as invalid; use on_update = finish or restart"
+        )
     if stream.publish_interval > stream.max_policy_age + 1:
         yield (
             f"stream.publish_interval = {stream.publish_interval}: no ticket could ever be issued; at most "

@@ -63,7 +63,9 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
     "rewards": frozenset(
         {"num_workers", "max_retries", "retry_after_s", "max_errors_in_row", "function_dir", "hidden"}
     ),
-    "weights": None,
+    "weights": frozenset(
+        {"keep_versions", "poll_interval_s", "num_probe_sequences", "probe_mean_tolerance", "probe_max_tolerance"}
+    ),
     "evaluation": None,
     "ray": None,
     "tracking": None,

@@ -78,6 +78,7 @@ class FakeEngine:
 
     def __init__(self, num_slots: int = 64) -> None:
         self.num_slots, self.probe_error, self.version = num_slots, 0.0, PolicyVersion(0, 0)
+        self.fingerprint: tuple[dict[str, bytes], ...] = ()
         self.events: list[tuple[object, ...]] = []
         self._running: dict[str, tuple[GenerationRequest, list[PolicyVersion]]] = {}
 
@@ -129,6 +130,10 @@ class FakeEngine:
 
     def prompt_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return [[-1.0 + self.probe_error] * (len(ids) - 1) for ids in sequences]
+
+    def fingerprints(self, sequences: Sequence[Sequence[int]]) -> tuple[dict[str, bytes], ...]:
+        self.events.append(("fingerprints", len(sequences)))
+        return self.fingerprint
 
     def clear_kv(self) -> None:
         self.events.append(("clear_kv",))

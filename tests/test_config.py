@@ -163,6 +163,10 @@ def test_c52_an_unknown_section_is_refused() -> None:
             "no more than its 1 fresh groups, too few for learner.num_minibatches = 4",
         ),
         ({"stream": {"reuse_share": 1.0}}, "less than 1"),
+        (
+            {"stream": {"uniform_group_version": True}},
+            "with weights.on_update = keep: .* use on_update = finish or restart",
+        ),
         ({"sampler": {"top_p": 0.9}}, "smaller support"),
         ({"sampler": {"top_k": 10}}, "smaller support"),
         ({"algo": {"preset": "icepop", "correction_low": 3.0}}, "1 must lie between"),

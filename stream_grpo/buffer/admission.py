@@ -27,15 +27,19 @@ def admit(
     config_hash: str | None,
     counts_steps: bool = False,
     by_rollout: bool = False,
+    uniform_group_version: bool = False,
 ) -> Admission:
     """Judge a group: invalid before no_signal before stale, else accepted.
 
     A group without signal is one whose valid rewards, and with `counts_steps` its step scores, differ by no more than
     `signal_tolerance`, found by largest minus smallest, never by a deviation. `signal_tolerance` None takes groups
     without signal, `config_hash` None any hash. Stale is a group with a token older than `max_policy_age`;
-    `by_rollout`, one where every valid rollout has such one.
+    `by_rollout`, one where every valid rollout has such one. With `uniform_group_version` a group with tokens of two
+    versions is invalid.
     """
     wrong = _what_is_wrong(facts, config_hash)
+    if not wrong and uniform_group_version and len(facts.versions) > 1:
+        wrong = f"versions: {', '.join(map(str, sorted(facts.versions)))}, stream.uniform_group_version allows one"
     if wrong:
         return Admission(Fate.INVALID, wrong)
     spread = max(facts.spread, facts.step_spread) if counts_steps else facts.spread

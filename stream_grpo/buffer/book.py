@@ -63,6 +63,8 @@ class Rules:
     """A ticket whose owner is not heard of for so long is issued again."""
     vocab_size: int | None = None
     """Groups with token ids from here on are invalid; None takes any."""
+    uniform_group_version: bool = False
+    """Groups with tokens of two versions are invalid."""
     too_old: TooOld = "wait"
     max_requeues: int = 3
     selector: Selector = "fewest_steps_left"

@@ -281,6 +281,7 @@ class Intake:
             counts_steps=rules.counts_steps,
             config_hash=rules.config_hash,
             by_rollout=rules.too_old == "baseline_only",
+            uniform_group_version=rules.uniform_group_version,
         )
         num_shared, earlier = self.owners.shared_tokens(facts.group_id, group.data)
         row = replace(self._row_of(facts, admission, now), crc32=group.crc32, dropped_tokens=earlier - num_shared)

@@ -118,6 +118,7 @@ class BufferProcess:
             reused_per_step=stream.reused_per_step,
             rescores=stream.on_reward_change == "rescore",
             ticket_timeout_s=stream.ticket_timeout_s,
+            uniform_group_version=stream.uniform_group_version,
         )
         self._book = Book(self._journal, rules, now=clock())
         outbox = self._book.outbox

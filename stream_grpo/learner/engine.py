@@ -34,6 +34,8 @@ from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.batching import pack
 from stream_grpo.learner.forward import PLAIN, Distribution, logits, with_fp32_head
 from stream_grpo.learner.reference import Reference
+from stream_grpo.weights.fingerprint import Recorder, decoder_modules, starts
+from stream_grpo.weights.manifest import Fingerprint
 
 COLLECTIVE_TIMEOUT_S = 600.0
 _TAG = "state"
@@ -123,6 +125,18 @@ class LearnerEngine:
             for row, index in enumerate(indices):
                 result[index] = logprobs_BT[row, 1 : len(sequences[index])].tolist()
         return result
+
+    @torch.no_grad()
+    def fingerprints(self, sequences: Sequence[Sequence[int]]) -> tuple[Fingerprint, ...]:
+        """What the modules give out on the starts of probe sequences; empty where the model has others than known."""
+        modules, rows = decoder_modules(self._module), starts(sequences)
+        if not modules:
+            return ()
+        lengths = [len(row) for row in rows]
+        padded = [row + [0] * (max(lengths) - len(row)) for row in rows]
+        with Recorder(modules) as recorder:
+            logits(self._engine, torch.tensor(padded, device=self._engine.device), max(lengths))
+        return recorder.take(lengths)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name as in the Hugging Face file, a contiguous copy on CPU) of every weight; tied ones once."""

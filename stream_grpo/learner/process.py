@@ -199,7 +199,8 @@ class LearnerProcess:
 
     def _probe(self, sequences: Sequence[Sequence[int]]) -> Probe:
         logprobs = self._engine.probe_logprobs(sequences)
-        return Probe(tuple(map(tuple, sequences)), tuple(map(tuple, logprobs)))
+        fingerprints = self._engine.fingerprints(sequences)
+        return Probe(tuple(map(tuple, sequences)), tuple(map(tuple, logprobs)), fingerprints)
 
     def _checkpoint(self) -> None:
         if self._version == self._newest_checkpoint:

@@ -48,7 +48,7 @@ from stream_grpo.sampler.engine import (
 from stream_grpo.sampler.prompts import end_token_ids, load_tokenizer
 from stream_grpo.sampler.weight_receiver import BACKEND, WorkerExtension, layout, map_memory, views
 from stream_grpo.types import Generation, GenerationRequest, PolicyVersion
-from stream_grpo.weights.manifest import TensorSpec, model_tensors
+from stream_grpo.weights.manifest import Fingerprint, TensorSpec, model_tensors
 
 _STEP_S = 0.02
 """The longest that `step` waits for a sequence to finish."""
@@ -185,6 +185,21 @@ class AsyncEngine:
         """At temperature 1 (vLLM leaves temperature out of prompt logprobs), of every token after the first."""
         outputs = self._run(self._score(sequences))
         return [after_the_first(output.prompt_logprobs, ids) for output, ids in zip(outputs, sequences, strict=True)]
+
+    def fingerprints(self, sequences: Sequence[Sequence[int]]) -> tuple[Fingerprint, ...]:
+        """What the model's modules give out on each sequence, one at a time; only between requests.
+
+        After the layers' own exchange every worker has the whole of it, and the first has the whole logits.
+        """
+        found: list[Fingerprint] = []
+        self._run(self._llm.collective_rpc("record_fingerprints"))
+        try:
+            for ids in sequences:
+                self.prompt_logprobs([ids])
+                found.append(self._run(self._llm.collective_rpc("take_fingerprint", args=(len(ids),)))[0])
+        finally:
+            self._run(self._llm.collective_rpc("stop_recording"))
+        return tuple(found)
 
     def clear_kv(self) -> None:
         """Zero the KV cache; only between requests."""

@@ -37,7 +37,8 @@ from stream_grpo.errors import WeightsError
 from stream_grpo.sampler.generation import end_reason, logprobs_of_sampled, versions_of_spans
 from stream_grpo.sampler.prompts import end_token_ids, load_tokenizer
 from stream_grpo.types import EndReason, Generation, GenerationRequest, PolicyVersion
-from stream_grpo.weights.manifest import TensorSpec, model_tensors
+from stream_grpo.weights.fingerprint import Recorder, decoder_modules
+from stream_grpo.weights.manifest import Fingerprint, TensorSpec, model_tensors
 
 # A probe goes before everything that waits; all others run in the order in which they were added.
 PROBE_PRIORITY, PRIORITY = 0, 1
@@ -159,6 +160,16 @@ class InProcessEngine:
         while len(outputs) < len(names):
             outputs |= self._step_and_hold()
         return [after_the_first(outputs[name].prompt_logprobs, ids) for name, ids in zip(names, sequences, strict=True)]
+
+    def fingerprints(self, sequences: Sequence[Sequence[int]]) -> tuple[Fingerprint, ...]:
+        """What the model's modules give out on each sequence, one at a time; only between requests."""
+        (modules,) = self._llm.collective_rpc(modules_of)
+        found: list[Fingerprint] = []
+        with Recorder(modules) as recorder:
+            for ids in sequences:
+                self.prompt_logprobs([ids])
+                found += recorder.take([len(ids)])
+        return tuple(found) if modules else ()
 
     def clear_kv(self) -> None:
         """Zero the KV cache; only between requests."""
@@ -323,6 +334,11 @@ def reload_model(model: torch.nn.Module, model_config: Any, named_tensors: Mappi
             # Also after a failure: layers left without storage would kill the engine at its next step.
             finalize_layerwise_reload(model, model_config)
         _repack_tied_head(model)
+
+
+def modules_of(worker: Any) -> dict[str, torch.nn.Module]:
+    """The modules of a worker's model that have fingerprints."""
+    return decoder_modules(worker.model_runner.model)
 
 
 def zero_kv(worker: Any) -> None:

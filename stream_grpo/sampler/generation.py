@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_grpo.types import EndReason, Generation, GenerationRequest, PolicyVersion
-from stream_grpo.weights.manifest import TensorSpec
+from stream_grpo.weights.manifest import Fingerprint, TensorSpec
 
 
 class Engine(Protocol):
@@ -55,6 +55,12 @@ class Engine(Protocol):
         """At temperature 1, the logprobs of every token of each sequence after its first.
 
         Running sequences go on meanwhile; what finishes is kept for the next `step` or `abort`.
+        """
+
+    def fingerprints(self, sequences: Sequence[Sequence[int]]) -> tuple[Fingerprint, ...]:
+        """What the model's modules give out on each sequence; only between requests.
+
+        Empty where the model has no modules that are known.
         """
 
     def clear_kv(self) -> None:

@@ -20,6 +20,7 @@ from stream_grpo.sampler.alarms import Alarms
 from stream_grpo.sampler.continuation import continued_group
 from stream_grpo.sampler.generation import Engine
 from stream_grpo.sampler.heldout import HeldoutEvaluation
+from stream_grpo.sampler.midflight import MidFlight
 from stream_grpo.sampler.progress import Progress
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
 from stream_grpo.sampler.questions import Questions
@@ -36,7 +37,7 @@ from stream_grpo.sampler.rollout import (
 from stream_grpo.sampler.update import Updater
 from stream_grpo.transport.channels import SamplerChannel
 from stream_grpo.transport.codec import decode_group
-from stream_grpo.types import Decision, Generation, RewardResult, RolloutGroup, Ticket
+from stream_grpo.types import Decision, Generation, PolicyVersion, RewardResult, RolloutGroup, Ticket
 from stream_grpo.weights.subscriber import Subscriber
 
 _IDLE_WAIT_S = 0.005
@@ -75,9 +76,10 @@ class SamplerProcess:
         self._subscriber, self._prompts, self._scoring = subscriber, prompts, scoring
         self._heldout, self._alarms = heldout, alarms
         self._clock, self._timer = clock, timer
-        self._updater = Updater(config, engine, timer)
+        self._updater = Updater(config, engine, timer, clock)
         self._progress = Progress(config.stream, engine, buffer, self._held, self._so_far, timer)
         self._next_look_at = 0.0
+        self._mid_flight = MidFlight(config.weights.on_update, engine)
         # A group's way: ticket, asked of the curator, in progress (sampled, scored), finished, handed over.
         self._tickets: dict[str, Ticket] = {}
         self._groups: dict[str, GroupInProgress] = {}
@@ -131,6 +133,8 @@ class SamplerProcess:
             "stall_s": self._stall_s,
             "apply_s": updater.apply_s,
             "prove_s": updater.prove_s,
+            "publish_lag_s": updater.lag_s,
+            "weights_sha256": updater.sha256,
             "score_s": self._score_s,
             "rewards": self._scoring.status(),
             "num_updates": updater.num_updates,
@@ -138,6 +142,7 @@ class SamplerProcess:
             "probe_gap": None if updater.gap is None else updater.gap._asdict(),
             "num_running": self._engine.num_unfinished,
             "num_tokens": self._num_tokens,
+            "num_tokens_restarted": self._mid_flight.num_tokens_restarted,
             "num_groups_done": sum(self._fates.values()),
             "groups_by_fate": dict(self._fates),
             "num_groups_in_progress": len(self._groups),
@@ -167,24 +172,34 @@ class SamplerProcess:
         self._watch("the learner to publish weights", newest is None)
         if newest is not None and self._heldout.is_running:
             self._heldout.published(newest)
-        elif newest is not None and newest != self._updater.version:
-            published = self._subscriber.read(newest, self._engine.expected_tensors())
-            failpoint("sampler.weights_read")
-            in_flight = [request for group in self._groups.values() for request in group.unfinished]
-            proved_s = self._updater.prove_s
-            self._updater.update(published, in_flight)
-            self._stall_s += self._timer() - started
-            if in_flight:
-                # The probe's engine steps sample a token of every running sequence, as any step does.
-                self._busy_s += self._updater.prove_s - proved_s
-            self._heldout.applied(published.manifest.version, published.manifest.forks)
+        elif newest is not None and newest != self._updater.version and self._mid_flight.may_apply():
+            self._apply(newest, started)
         self._next_look_at = self._timer() + self._config.weights.poll_interval_s
+
+    def _apply(self, newest: PolicyVersion, started: float) -> None:
+        published = self._subscriber.read(newest, self._engine.expected_tensors())
+        failpoint("sampler.weights_read")
+        before = list(self._groups.values())
+        in_flight, again = self._mid_flight.requests(self._groups)
+        for group in before:
+            if self._groups[group.ticket.group_id] is not group:
+                self._scoring.forget(scored_as(group.ticket, group.attempt))
+        proved_s = self._updater.prove_s
+        self._updater.update(published, in_flight)
+        for request in again:
+            self._engine.add(request)
+        self._stall_s += self._timer() - started
+        if in_flight:
+            # The probe's engine steps sample a token of every running sequence, as any step does.
+            self._busy_s += self._updater.prove_s - proved_s
+        self._heldout.applied(published.manifest.version, published.manifest.forks)
 
     # -- tickets and problems -----------------------------------------------------------------------------------------
 
     def _ask_tickets(self) -> None:
         """Ask for what there is room for; with none, still tell at once which problems were picked for which group."""
-        version, num_wanted = self._updater.version, 0 if self._finished else max(0, self._num_wanted())
+        is_full = self._finished or self._mid_flight.is_finishing
+        version, num_wanted = self._updater.version, 0 if is_full else max(0, self._num_wanted())
         if version is None or not (num_wanted or self._newly_bound):
             return
         if self._heldout.is_running and self._config.stream.max_policy_age == 0:
@@ -223,10 +238,13 @@ class SamplerProcess:
         self._only_scored.discard(group_id)
         if (group := self._groups.pop(group_id, None)) is not None:
             self._engine.abort([request.request_id for request in group.unfinished])
-            self._scoring.forget(scored_as(group.ticket))
+            self._scoring.forget(scored_as(group.ticket, group.attempt))
 
     def _start_groups(self) -> None:
         """Begin groups whose problems are known, in the order of their ids: equal tickets make equal batches."""
+        if self._mid_flight.is_finishing:
+            self._watch("the curator to choose problems", False)
+            return
         is_idle = self._questions.is_open and self._engine.num_unfinished == 0
         answers = self._questions.answers(_IDLE_WAIT_S if is_idle else 0.0)
         self._watch("the curator to choose problems", self._questions.is_open and not answers)
@@ -252,6 +270,9 @@ class SamplerProcess:
     def _continue_group(self, ticket: Ticket, problem: Problem) -> None:
         """Go on with a group that an earlier owner of its ticket has begun."""
         prefix = decode_group(ticket.prefix)
+        if self._config.stream.uniform_group_version and len({*prefix.versions(), self._updater.version}) > 1:
+            self._start_group(ticket, problem)
+            return
         group = continued_group(ticket, problem, prefix, self._config, config_hash=self._config_hash)
         self._num_continued += 1
         self._begin(group)
@@ -292,8 +313,8 @@ class SamplerProcess:
     def _submit(self, group: GroupInProgress, generation: Generation) -> None:
         """Give a whole response out to be scored."""
         text = self._prompts.decode(generation.token_ids.tolist())
-        task_id = task_id_of(group.ticket, generation.request_id)
-        place = Place(scored_as(group.ticket), self._config.sampler.group_size)
+        task_id = task_id_of(group.ticket, generation.request_id, group.attempt)
+        place = Place(scored_as(group.ticket, group.attempt), self._config.sampler.group_size)
         num_tokens = len(generation.token_ids)
         self._scoring.submit(
             task_id, group.problem, text, generation.end_reason, place, num_tokens=num_tokens, may_be_trained=True
@@ -309,8 +330,8 @@ class SamplerProcess:
         for task_id, reward in self._heldout.take_scores(results):
             request_id = request_of(task_id)
             group = self._groups.get(group_of(request_id))
-            # The group may have ended since, at its deadline or because its ticket was issued again.
-            if group is not None and task_id == task_id_of(group.ticket, request_id):
+            # The group may have ended since, at its deadline or because its ticket was issued again, or begun anew.
+            if group is not None and task_id == task_id_of(group.ticket, request_id, group.attempt):
                 self._score(group, request_id, reward)
         if results:
             self._alarms.scored(self._scoring, len(results))

@@ -80,14 +80,17 @@ def group_of(request_id: str) -> str:
     return request_id.rpartition("/")[0]
 
 
-def task_id_of(ticket: Ticket, request_id: str) -> str:
-    """Under which a response is scored: with the epoch, so that no result of a group serves another of its name."""
-    return f"{request_id}@{ticket.owner_epoch}"
+def task_id_of(ticket: Ticket, request_id: str, attempt: int = 0) -> str:
+    """Under which a response is scored: with the epoch, so that no result of a group serves another of its name.
+
+    `attempt` counts how often a group of one ticket began anew.
+    """
+    return f"{request_id}@{ticket.owner_epoch}" + (f".{attempt}" if attempt else "")
 
 
-def scored_as(ticket: Ticket) -> str:
+def scored_as(ticket: Ticket, attempt: int = 0) -> str:
     """Under which the responses of a group are gathered where they are scored together."""
-    return task_id_of(ticket, ticket.group_id)
+    return task_id_of(ticket, ticket.group_id, attempt)
 
 
 def request_of(task_id: str) -> str:
@@ -156,9 +159,10 @@ class GroupInProgress:
         requests: Sequence[GenerationRequest],
         dispatched_at_s: float,
         begun: Iterable[Generation] = (),
+        attempt: int = 0,
     ) -> None:
         """`begun`: the first tokens of some of its rollouts, by an earlier owner of the ticket."""
-        self.ticket, self.problem = ticket, problem
+        self.ticket, self.problem, self.attempt = ticket, problem, attempt
         self._requests = {request.request_id: request for request in requests}
         self._begun = {generation.request_id: generation for generation in begun}
         self._waiting: dict[str, Generation] = {}
@@ -185,6 +189,11 @@ class GroupInProgress:
         begun = [g for name, g in self._begun.items() if name not in self._rollouts and name not in self._waiting]
         generations = [*begun, *self._waiting.values()]
         return sum(r.num_sampled_tokens for r in self._rollouts.values()) + sum(len(g.token_ids) for g in generations)
+
+    def anew(self) -> GroupInProgress:
+        """The same group with nothing sampled; rewards under way for what it had are not its own."""
+        requests = list(self._requests.values())
+        return GroupInProgress(self.ticket, self.problem, requests, self._dispatched_at_s, attempt=self.attempt + 1)
 
     @property
     def is_complete(self) -> bool:

@@ -19,8 +19,9 @@ import torch
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
-from stream_grpo.sampler.engine import reload_model, zero_kv
-from stream_grpo.weights.manifest import TensorSpec
+from stream_grpo.sampler.engine import modules_of, reload_model, zero_kv
+from stream_grpo.weights.fingerprint import Recorder
+from stream_grpo.weights.manifest import Fingerprint, TensorSpec
 
 BACKEND = "shared_memory"
 """The name of this transfer in vLLM's `WeightTransferConfig`."""
@@ -136,6 +137,22 @@ class WorkerExtension:
         worker: Any = self
         error: str | None = worker.weight_transfer_engine.error
         return error
+
+    def record_fingerprints(self) -> None:
+        """From now on keep the fingerprint of what each module of this worker's model gives out."""
+        worker: Any = self
+        worker.fingerprint_recorder = Recorder(modules_of(worker)).__enter__()
+
+    def take_fingerprint(self, num_tokens: int) -> Fingerprint:
+        """Of the newest forward pass, which was of one sequence; empty where the modules are not known."""
+        worker: Any = self
+        (fingerprint,) = worker.fingerprint_recorder.take([num_tokens])
+        return dict(fingerprint)
+
+    def stop_recording(self) -> None:
+        """Take the hooks off the model."""
+        worker: Any = self
+        worker.fingerprint_recorder.__exit__(None, None, None)
 
     def zero_kv_caches(self) -> None:
         """Forget all values in the KV cache."""

@@ -1,1 +1,1 @@
-"""Published weights: manifest, publisher, subscriber, probe."""
+"""Published weights: manifest, publisher, subscriber, probe, fingerprints."""

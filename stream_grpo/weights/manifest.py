@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,10 @@ class TensorSpec(NamedTuple):
     dtype: str
 
 
+Fingerprint = Mapping[str, bytes]
+"""Of one sequence: for every module, in the order of computation, [T, 1 + K] float32 (see `fingerprint`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """Token ids with the learner's own logprobs of them: what loaded weights must reproduce."""
@@ -48,6 +53,8 @@ class Probe:
     sequences: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float, ...], ...]
     """At temperature 1, of every token of a sequence after the first: one less than its tokens."""
+    fingerprints: tuple[Fingerprint, ...] = ()
+    """What the learner's modules give out on the starts of the first sequences; says where a failed proof departs."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for an empty probe or lengths that do not fit."""
@@ -93,7 +100,11 @@ def to_json(manifest: Manifest) -> str:
         "forks": forks_to_plain(manifest.forks),
         "tensors": {name: [list(spec.shape), spec.dtype] for name, spec in manifest.tensors.items()},
         "sha256": manifest.sha256,
-        "probe": {"sequences": manifest.probe.sequences, "logprobs": manifest.probe.logprobs},
+        "probe": {
+            "sequences": manifest.probe.sequences,
+            "logprobs": manifest.probe.logprobs,
+            "fingerprints": [_as_text(fingerprint) for fingerprint in manifest.probe.fingerprints],
+        },
         "created_at_s": manifest.created_at_s,
     }
     return json.dumps(plain)
@@ -110,11 +121,22 @@ def from_json(text: str) -> Manifest:
             forks=forks_from_plain(plain["forks"]),
             tensors={name: TensorSpec(tuple(shape), dtype) for name, (shape, dtype) in plain["tensors"].items()},
             sha256=plain["sha256"],
-            probe=Probe(_rows(plain["probe"]["sequences"]), _rows(plain["probe"]["logprobs"])),
+            probe=_probe(plain["probe"]),
             created_at_s=plain["created_at_s"],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"not a manifest of weights: {error!r}") from error
+
+
+def _probe(plain: Mapping[str, Any]) -> Probe:
+    fingerprints = [
+        {name: b64decode(text) for name, text in modules.items()} for modules in plain.get("fingerprints", ())
+    ]
+    return Probe(_rows(plain["sequences"]), _rows(plain["logprobs"]), tuple(fingerprints))
+
+
+def _as_text(fingerprint: Fingerprint) -> dict[str, str]:
+    return {name: b64encode(values).decode() for name, values in fingerprint.items()}
 
 
 def _rows(rows: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:

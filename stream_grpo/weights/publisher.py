@@ -49,9 +49,11 @@ class Publisher:
         """Write a version, point `latest` at it, remove the oldest beyond `keep_versions`.
 
         Publishing the very same bytes again does nothing. Raises WeightsError for other bytes under a published
-        version, and for a version older than the newest.
+        version, for a version older than the newest, and for a tensor without elements or with values that are not
+        finite: a shard that was not gathered, or weights that no sampler would take.
         """
         tensors = {name: t.detach().cpu().contiguous() for name, t in dict(named_tensors).items()}
+        _check_whole(version, tensors)
         data = save(tensors)
         manifest = Manifest(
             version=version,
@@ -102,3 +104,11 @@ class Publisher:
             doomed = self._directory / f".removing-{folder_name(version)}"
             (self._directory / folder_name(version)).rename(doomed)
             shutil.rmtree(doomed)
+
+
+def _check_whole(version: PolicyVersion, tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.numel() == 0:
+            raise WeightsError(f"weights {version}: {name} has no elements; a sharded tensor is gathered before")
+        if not bool(torch.isfinite(tensor).all()):
+            raise WeightsError(f"weights {version}: {name} is not finite; restart from a checkpoint")

@@ -25,6 +25,7 @@ from stream_grpo.weights.manifest import (
 )
 
 _MAX_RETRIES = 5
+_NUM_READS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +80,29 @@ class Subscriber:
     def _read(self, version: PolicyVersion, expected: Mapping[str, TensorSpec]) -> Published:
         folder = self._directory / folder_name(version)
         manifest = from_json((folder / MANIFEST_FILE).read_text())
-        data = (folder / TENSORS_FILE).read_bytes()
         if manifest.version != version:
             raise WeightsError(f"{folder}: holds version {manifest.version}")
-        received = hashlib.sha256(data).hexdigest()
-        if received != manifest.sha256:
-            raise WeightsError(f"{folder}: sha256 of the received bytes is {received}, published {manifest.sha256}")
+        data = _read_whole(folder, manifest.sha256)
         try:
             tensors = load(data)
         except SafetensorError as error:
             raise WeightsError(f"{folder}: not safetensors: {error}") from error
         check_tensors(tensors, expected, source=str(folder))
         return Published(manifest, tensors)
+
+
+def _read_whole(folder: Path, sha256: str) -> bytes:
+    """The published bytes; read a second time where they are damaged, as what was read may be and not what is there.
+
+    A file that is open is read to its end, also where its version is pruned meanwhile.
+    """
+    received = ""
+    for _ in range(_NUM_READS):
+        data = (folder / TENSORS_FILE).read_bytes()
+        received = hashlib.sha256(data).hexdigest()
+        if received == sha256:
+            return data
+    raise WeightsError(f"{folder}: sha256 of the received bytes is {received}, published {sha256}")
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec], source: str) -> None:

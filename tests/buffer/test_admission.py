@@ -70,6 +70,19 @@ def test_steps_that_differ_are_signal_where_they_count() -> None:
     assert judge(group((0.5, 1.0), ()), counts_steps=True).fate is Fate.NO_SIGNAL
 
 
+def test_where_versions_must_be_uniform_a_group_of_two_is_invalid_and_names_them() -> None:
+    versions = [PolicyVersion(0, 3), PolicyVersion(0, 3), PolicyVersion(0, 4), PolicyVersion(0, 4)]
+    mixed, uniform = make_group(version=versions), make_group(version=PolicyVersion(0, 4))
+    lineage = Lineage()
+    lineage.apply(Transition(kind=Kind.STARTED, time_s=0, branch=0, step=4, reason="{}"))
+    rules = {"max_policy_age": 2, "signal_tolerance": 1e-6, "config_hash": None}
+    assert admit(facts(mixed), lineage, **rules).fate is Fate.ACCEPTED
+    assert admit(facts(uniform), lineage, uniform_group_version=True, **rules).fate is Fate.ACCEPTED
+    assert admit(facts(mixed), lineage, uniform_group_version=True, **rules) == (
+        Fate.INVALID, "versions: 0.3, 0.4, stream.uniform_group_version allows one"
+    )  # fmt: skip
+
+
 def test_fewer_than_two_valid_rollouts_are_invalid() -> None:
     # Valid is 1 of 3: one is unscored, one was aborted.
     group = make_group(rewards=[1.0, None])

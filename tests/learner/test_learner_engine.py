@@ -23,6 +23,7 @@ from stream_grpo.learner.engine import LearnerEngine
 from stream_grpo.learner.forward import Distribution
 from stream_grpo.learner.train_step import TrainStep
 from stream_grpo.types import RolloutGroup
+from stream_grpo.weights.fingerprint import NUM_TOKENS, Recorder, decoder_modules, relative_gaps
 
 VOCAB, TEMPERATURE = 32, 0.8
 SETTINGS: dict[str, Any] = {"dtype": "float32", "distribution": Distribution(temperature=TEMPERATURE), "seed": 0}
@@ -166,6 +167,26 @@ def test_probe_logprobs_are_those_of_each_sequence_alone(engine: LearnerEngine, 
         assert logprobs == pytest.approx(expected, abs=1e-5)
     with pytest.raises(ValueError, match="probe sequence 1 is empty"):
         engine.probe_logprobs([[1], []])
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_fingerprints_are_those_of_each_sequence_alone_and_of_its_start(
+    engine: LearnerEngine, model_dir: Path, zero_stage: Any
+) -> None:
+    # `engine` is there for its process group.
+    other = LearnerEngine(model_dir, learner=Learner(zero_stage=zero_stage), recipe=ON_BEHAVIOR, **SETTINGS)
+    sequences = [[3, 1, 4, 1, 5], [5, 3], list(range(32)) + [9] * 8]
+    got = other.fingerprints(sequences)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager")
+    for ids, fingerprint in zip(sequences, got, strict=True):
+        ids = ids[:NUM_TOKENS]
+        with Recorder(decoder_modules(model)) as recorder:
+            model(torch.tensor([ids]))
+        gaps = relative_gaps([fingerprint], recorder.take([len(ids)]))
+        assert list(gaps) == ["embedding", "layer 0", "layer 1", "final norm", "head"]
+        assert max(gaps.values()) < 1e-5
+        # Norm and 3 projections of every token, in float32.
+        assert {len(values) for values in fingerprint.values()} == {16 * len(ids)}
 
 
 def test_an_export_has_the_names_and_files_of_its_source(

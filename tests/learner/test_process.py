@@ -43,6 +43,9 @@ class FakeEngine:
     def probe_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return [[-1.0] * (len(ids) - 1) for ids in sequences]
 
+    def fingerprints(self, sequences: Sequence[Sequence[int]]) -> tuple[()]:
+        return ()
+
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "w", torch.tensor([self.weight])
 

@@ -72,6 +72,7 @@ class Outside:
     partials: list[RolloutGroup] = field(default_factory=list)
     num_hellos: int = 0
     holds_inserts: bool = False
+    holds_picks: bool = False
     plays_buffer: bool = True
 
     def __post_init__(self) -> None:
@@ -112,6 +113,8 @@ class Outside:
         while not self.stop.is_set():
             if (request := self.curator.receive(0.01)) is None:
                 continue
+            while self.holds_picks and not self.stop.is_set():
+                time.sleep(0.001)
             if request.message.kind == "get":
                 found = [self._problem(name.removeprefix("of-")) for name in request.message.fields["problem_ids"]]
                 self.curator.reply(request, "problems", body=[batch_to_bytes(problems_to_batch(found))])
@@ -200,12 +203,12 @@ class Running:
         tmp_path: Path,
         engine: FakeEngine,
         make_scoring: Callable[[Config], Any] = lambda config: Scoring(config.rewards),
-        name: str = "s0",
+        sampler_id: str = "s0",
         **sections: dict[str, Any],
     ) -> None:
         sampler = {"group_size": 2, "max_new_tokens": 3, "max_num_seqs": 8} | sections.get("sampler", {})
         tree = {"model": {"path": "m"}, "evaluation": {"interval": 0}, **sections, "sampler": sampler}
-        self._directory, self._make_scoring, self._name = tmp_path, make_scoring, name
+        self._directory, self._make_scoring, self._sampler_id = tmp_path, make_scoring, sampler_id
         self.warnings: list[str] = []
         self.weights, self._stop = tmp_path / "weights", threading.Event()
         self.error: BaseException | None = None
@@ -215,14 +218,14 @@ class Running:
         self._thread.start()
 
     def _run(self) -> None:
-        buffer = Client(self._outside.buffer.address, name=self._name, peer="buffer")
-        curator = Curator(self._outside.curator.address, name=self._name)
-        channel = SamplerChannel(buffer, self._name)
+        buffer = Client(self._outside.buffer.address, name=self._sampler_id, peer="buffer")
+        curator = Curator(self._outside.curator.address, name=self._sampler_id)
+        channel = SamplerChannel(buffer, self._sampler_id)
         config = parse(self._tree, source="test")
         scoring = self._make_scoring(config)
         self.process = SamplerProcess(
             config,
-            self._name,
+            self._sampler_id,
             self._engine,
             channel,
             curator,

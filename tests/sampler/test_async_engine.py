@@ -13,7 +13,19 @@ import psutil
 import pytest
 
 from stream_grpo.errors import WeightsError
-from tests.sampler.tiny import END, Setup, assert_logprobs, probe_gap, request, run, tiny_models, version
+from stream_grpo.weights.fingerprint import relative_gaps, starts
+from tests.sampler.tiny import (
+    END,
+    PROBE_SEQUENCES,
+    Setup,
+    assert_logprobs,
+    fingerprints,
+    probe_gap,
+    request,
+    run,
+    tiny_models,
+    version,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -137,6 +149,19 @@ def test_the_probe_sees_new_weights_also_while_others_run(setup: Setup) -> None:
     assert list(finish(setup)) == ["g/0"]
     setup.engine.clear_kv()
     assert probe_gap(setup, 1) < 1e-4
+
+
+def test_fingerprints_are_those_of_the_weights_and_leave_no_hook(setup: Setup) -> None:
+    setup.apply(0, version(0))
+    for index in (1, 0):
+        setup.apply(index, version(2 - index))
+        mine = setup.engine.fingerprints(starts(PROBE_SEQUENCES))
+        right, wrong = (relative_gaps(mine, fingerprints(setup.models[other])) for other in (index, 1 - index))
+        assert list(right) == ["embedding", "layer 0", "layer 1", "final norm", "head"]
+        assert max(right.values()) < 1e-4
+        assert min(wrong.values()) > 0.1
+    assert setup.engine.fingerprints([]) == ()
+    assert probe_gap(setup, 0) < 1e-4
 
 
 def test_weights_of_another_shape_are_refused_and_the_old_ones_stay(setup: Setup) -> None:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from stream_grpo.errors import ProbeError, WeightsError
+from stream_grpo.sampler.update import Updater
+from stream_grpo.weights.fingerprint import relative_gaps, starts
+from stream_grpo.weights.publisher import Publisher
+from stream_grpo.weights.subscriber import Subscriber
 from tests.sampler.tiny import (
     END,
+    PROBE_SEQUENCES,
     Setup,
     assert_logprobs,
+    fingerprints,
     probe_gap,
+    published,
     request,
     run,
     seeds_that_run_long,
@@ -29,8 +41,10 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
 
     arguments = module.engine_args
     with pytest.MonkeyPatch.context() as patch:
-        # So little room for prompts in one step that the tests go beyond it.
-        patch.setattr(module, "engine_args", lambda c: arguments(c) | {"max_num_batched_tokens": 128})
+        # So little room for prompts in one step that the tests go beyond it, and blocks of the KV cache that a prompt
+        # fills: whole ones are what a prefix cache would keep.
+        small = {"max_num_batched_tokens": 128, "block_size": 32}
+        patch.setattr(module, "engine_args", lambda c: arguments(c) | small)
         engine = module.InProcessEngine(config)
     yield Setup(config, engine, models, folder)
     engine.close()
@@ -94,6 +108,30 @@ def test_weights_that_change_in_mid_flight_label_every_token_exactly(setup: Setu
     # C20: what is asked after the update is of the new weights alone.
     assert_logprobs(setup, 1, prompt, fresh, 0, len(fresh.token_ids))
     assert fresh.mixed_context_from is None
+
+
+@pytest.mark.parametrize("recompute_kv", [False, True])
+def test_c20_the_same_prompt_after_an_update_is_computed_with_the_new_weights(setup: Setup, recompute_kv: bool) -> None:
+    setup.apply(0, version(0))
+    # Two whole blocks; and a request runs on through the update, so that a cache could not be reset.
+    prompt = (0, *(2 + i % 50 for i in range(70)))
+    setup.engine.add(request("running", prompt=prompt))
+    before = run_beside(setup, request("before", prompt=prompt, seed=3))
+    assert_logprobs(setup, 0, prompt, before, 0, len(before.token_ids))
+    setup.apply(1, version(1), recompute_kv)
+    after = run_beside(setup, request("after", prompt=prompt, seed=3))
+    assert set(after.versions) == {version(1)}
+    assert_logprobs(setup, 1, prompt, after, 0, len(after.token_ids))
+    setup.engine.abort(["running"])
+
+
+def run_beside(setup: Setup, wanted: Any) -> Any:
+    """One request to its end, next to those that run."""
+    setup.engine.add(replace(wanted, max_new_tokens=5))
+    while True:
+        for generation in setup.engine.step():
+            if generation.request_id == wanted.request_id:
+                return generation
 
 
 def test_an_aborted_request_gives_what_it_has(setup: Setup) -> None:
@@ -190,11 +228,95 @@ def test_c25_a_tied_head_that_is_not_repacked_is_caught_by_the_probe(
     assert probe_gap(setup, 0) < 1e-4
 
 
+def test_the_proof_names_the_head_where_it_is_not_repacked(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    updater = proved(setup)
+    monkeypatch.setattr("stream_grpo.sampler.engine._repack_tied_head", lambda model: None)
+    with pytest.raises(ProbeError, match=r"weights 0\.1: .* the first module that departs is the head, by \d"):
+        updater.update(published(setup, 1, 1), [])
+    assert updater.version == version(0)
+    monkeypatch.undo()
+    updater.update(published(setup, 1, 1), [])
+    assert updater.version == version(1)
+
+
+def test_the_proof_names_the_head_after_vllms_own_reload(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updater = proved(setup)
+    setup.models[1].save_pretrained(tmp_path)
+
+    def official(named_tensors: Any, version: Any, *, recompute_kv: bool) -> float:
+        setup.engine._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(tmp_path)})
+        return 0.0
+
+    monkeypatch.setattr(setup.engine, "apply_weights", official)
+    with pytest.raises(ProbeError, match="the first module that departs is the head"):
+        updater.update(published(setup, 1, 1), [])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "name"),
+    [
+        ("model.embed_tokens.weight", "embedding"),
+        ("model.layers.0.self_attn.o_proj.weight", "layer 0"),
+        ("model.layers.1.mlp.down_proj.weight", "layer 1"),
+        ("model.norm.weight", "final norm"),
+    ],
+)
+def test_the_proof_names_the_module_whose_weights_are_wrong(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, tensor: str, name: str
+) -> None:
+    updater, apply = proved(setup), setup.engine.apply_weights
+
+    def corrupted(named_tensors: Any, version: Any, *, recompute_kv: bool) -> float:
+        wrong = dict(named_tensors) | {tensor: named_tensors[tensor] * 1.02}
+        seconds: float = apply(wrong, version, recompute_kv=recompute_kv)
+        return seconds
+
+    monkeypatch.setattr(setup.engine, "apply_weights", corrupted)
+    with pytest.raises(ProbeError, match=f"the first module that departs is the {name}, by 0"):
+        updater.update(published(setup, 1, 1), [])
+
+
+def proved(setup: Setup) -> Updater:
+    """An updater whose first weights passed their proof."""
+    updater = Updater(setup.config, setup.engine)
+    updater.update(published(setup, 0, 0), [])
+    return updater
+
+
+def test_c26_the_tied_head_is_the_new_embedding_after_every_update(setup: Setup) -> None:
+    updater = proved(setup)
+    for step in range(1, 5):
+        updater.update(published(setup, step % 2, step), [])
+        gaps = relative_gaps(setup.engine.fingerprints(starts(PROBE_SEQUENCES)), fingerprints(setup.models[step % 2]))
+        assert list(gaps) == ["embedding", "layer 0", "layer 1", "final norm", "head"]
+        assert gaps["embedding"] == 0
+        assert max(gaps.values()) < 1e-4
+    assert updater.num_failed_proofs == 0
+    assert updater.gap is not None
+    assert updater.gap.max < 1e-4
+
+
+def test_c25_weights_that_differ_in_one_number_change_the_answer_and_the_checksum(setup: Setup, tmp_path: Path) -> None:
+    updater, publisher, subscriber = proved(setup), Publisher(tmp_path, 2), Subscriber(tmp_path)
+    model, answers = setup.models[0], []
+    for step in (1, 2):
+        probe = published(setup, 0, step).manifest.probe
+        sent = publisher.publish(version(step), {}, setup.tensors(0), probe)
+        newest = subscriber.newest()
+        assert newest == version(step)
+        updater.update(subscriber.read(newest, setup.engine.expected_tensors()), [])
+        assert (updater.version, updater.sha256) == (version(step), sent.sha256)
+        (answer,) = run(setup, request("fixed", seed=1)).values()
+        assert_logprobs(setup, 0, (0, 5, 9, 11), answer, 0, len(answer.token_ids))
+        answers.append(answer.logprobs.tolist())
+        with torch.no_grad():
+            model.model.norm.weight[0] += 1.0 if step == 1 else -1.0  # the second time it is as it was
+    assert answers[0] != answers[1]
+
+
 def test_weights_that_cannot_be_loaded_leave_the_engine_alive(setup: Setup) -> None:
-    import torch
-
-    from stream_grpo.errors import WeightsError
-
     setup.apply(0, version(0))
     wrong = dict(setup.tensors(0)) | {"model.layers.0.mlp.down_proj.weight": torch.zeros(3, 3)}
     with pytest.raises(WeightsError, match=r"weights 0\.9"):

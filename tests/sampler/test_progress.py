@@ -224,7 +224,7 @@ def test_a_sampler_that_hangs_loses_its_ticket_to_another(tmp_path: Path) -> Non
     try:
         first = Running(outside, tmp_path, Hanging(num_slots=16), **settings)
         first.wait(lambda: buffer.process.status()["ledger"]["tokens"]["in_flight"] > 0)
-        second = Running(outside, tmp_path, FakeEngine(num_slots=16), name="s1", **settings)
+        second = Running(outside, tmp_path, FakeEngine(num_slots=16), sampler_id="s1", **settings)
         second.until(lambda: buffer.process.status()["ledger"]["groups"]["no_signal"] >= 3)
         hangs.set()
         # What the first brings after all is refused as a copy, and the account closes.

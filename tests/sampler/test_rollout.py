@@ -123,6 +123,8 @@ def test_a_score_is_of_one_ticket() -> None:
     task_id = task_id_of(TICKET, "g/7/1")
     assert request_of(task_id) == "g/7/1"
     assert task_id != task_id_of(replace(TICKET, owner_epoch=3), "g/7/1")
+    assert request_of(task_id_of(TICKET, "g/7/1", attempt=2)) == "g/7/1"
+    assert task_id != task_id_of(TICKET, "g/7/1", attempt=2)
 
 
 def test_a_refused_problem_gives_a_group_without_tokens_or_rewards_that_says_why() -> None:

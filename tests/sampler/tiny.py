@@ -38,7 +38,33 @@ class Setup:
 
         with torch.no_grad():
             logits = self.models[index](torch.tensor([ids])).logits[0] / temperature
-        return logits[:-1].log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+        return logits[:-1].log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].float().numpy()
+
+
+PROBE_SEQUENCES = [[0, *range(2 + i, 42 + i)] for i in range(4)]
+
+
+def fingerprints(model: Any) -> tuple[Any, ...]:
+    """What the modules of a transformers model give out on the starts of the probe."""
+    import torch
+
+    from stream_grpo.weights.fingerprint import Recorder, decoder_modules, starts
+
+    rows = starts(PROBE_SEQUENCES)
+    with Recorder(decoder_modules(model)) as recorder, torch.no_grad():
+        model(torch.tensor(rows))
+    return recorder.take([len(row) for row in rows])
+
+
+def published(setup: Setup, index: int, step: int) -> Any:
+    """The weights of model `index` as the learner publishes them."""
+    from stream_grpo.weights.manifest import Manifest, Probe
+    from stream_grpo.weights.subscriber import Published
+
+    logprobs = tuple(tuple(setup.logprobs(index, ids, 1.0).tolist()) for ids in PROBE_SEQUENCES)
+    probe = Probe(tuple(map(tuple, PROBE_SEQUENCES)), logprobs, fingerprints(setup.models[index]))
+    manifest = Manifest(version=version(step), forks={}, tensors={}, sha256="", probe=probe, created_at_s=0.0)
+    return Published(manifest, setup.tensors(index))
 
 
 def tiny_models(folder: Path, **sampler: Any) -> tuple[Config, list[Any]]:
@@ -121,7 +147,6 @@ def seeds_that_run_long(setup: Setup, num: int) -> list[int]:
 
 
 def probe_gap(setup: Setup, index: int) -> float:
-    sequences = [[0, *range(2 + i, 42 + i)] for i in range(4)]
-    mine = setup.engine.prompt_logprobs(sequences)
-    learners = [setup.logprobs(index, ids, 1.0) for ids in sequences]
+    mine = setup.engine.prompt_logprobs(PROBE_SEQUENCES)
+    learners = [setup.logprobs(index, ids, 1.0) for ids in PROBE_SEQUENCES]
     return max(abs(a - b) for m, x in zip(mine, learners, strict=True) for a, b in zip(m, x, strict=True))

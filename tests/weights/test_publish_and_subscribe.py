@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,57 @@ def test_c24_a_version_pruned_while_it_is_read_gives_the_newest(tmp_path: Path) 
     assert published.tensors["weight"][0, 0] == 3.0
 
 
+def test_c24_a_version_pruned_between_two_files_of_it_gives_the_newest_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, read_bytes = Publisher(tmp_path, 2), Path.read_bytes
+    publisher.publish(v(11), {}, tensors(11.0), PROBE)
+
+    def slow(path: Path) -> bytes:
+        if path.parent.name == folder_name(v(11)):
+            for step in (12, 13, 14):
+                publisher.publish(v(step), {}, tensors(float(step)), PROBE)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", slow)
+    published = Subscriber(tmp_path).read(v(11), EXPECTED)
+    assert published.manifest.version == v(14)
+    assert published.tensors["weight"][0, 0] == 14.0
+
+
+def test_c24_a_file_that_is_being_read_is_read_to_its_end_though_its_version_is_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = Publisher(tmp_path, 2)
+    publisher.publish(v(11), {}, tensors(11.0), PROBE)
+
+    def slow(path: Path) -> bytes:
+        with path.open("rb") as file:
+            start = file.read(16)
+            for step in (12, 13, 14):
+                publisher.publish(v(step), {}, tensors(float(step)), PROBE)
+            assert not path.exists()
+            return start + file.read()
+
+    monkeypatch.setattr(Path, "read_bytes", slow)
+    published = Subscriber(tmp_path).read(v(11), EXPECTED)
+    assert published.manifest.version == v(11)
+    assert published.tensors["weight"][0, 0] == 11.0
+
+
+def test_c24_bytes_that_were_damaged_on_the_way_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Publisher(tmp_path, 2).publish(v(11), {}, tensors(11.0), PROBE)
+    read_bytes, reads = Path.read_bytes, [0]
+
+    def torn(path: Path) -> bytes:
+        reads[0] += 1
+        return read_bytes(path)[: None if reads[0] > 1 else 100]
+
+    monkeypatch.setattr(Path, "read_bytes", torn)
+    assert Subscriber(tmp_path).read(v(11), EXPECTED).manifest.version == v(11)
+    assert reads == [2]
+
+
 def test_a_version_that_is_gone_with_nothing_newer_is_an_error(tmp_path: Path) -> None:
     Publisher(tmp_path, 2).publish(v(1), {}, tensors(), PROBE)
     shutil.rmtree(tmp_path / folder_name(v(1)))
@@ -135,17 +187,35 @@ def test_a_flipped_bit_is_found_by_the_checksum_of_the_received_bytes(tmp_path: 
     ],
 )
 def test_weights_of_another_model_are_refused_by_name(
-    tmp_path: Path, sent: dict[str, torch.Tensor], complaint: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: dict[str, torch.Tensor], complaint: str
 ) -> None:
+    # A publisher of this version would not have sent some of them.
+    monkeypatch.setattr("stream_grpo.weights.publisher._check_whole", lambda version, tensors: None)
     Publisher(tmp_path, 3).publish(v(0), {}, sent, PROBE)
     with pytest.raises(WeightsError, match=complaint):
         Subscriber(tmp_path).read(v(0), EXPECTED)
 
 
-def test_a_tensor_without_elements_is_refused(tmp_path: Path) -> None:
-    Publisher(tmp_path, 3).publish(v(0), {}, {"w": torch.zeros(0)}, PROBE)
+def test_c26_a_tensor_without_elements_is_refused_by_name_on_both_sides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What ZeRO-3 leaves of a [4, 3] parameter on a rank that has no part of it.
+    shard = {"w": torch.zeros(0)}
+    with pytest.raises(WeightsError, match=r"weights 0\.0: w has no elements"):
+        Publisher(tmp_path, 3).publish(v(0), {}, shard, PROBE)
+    assert Subscriber(tmp_path).newest() is None
+    monkeypatch.setattr("stream_grpo.weights.publisher._check_whole", lambda version, tensors: None)
+    Publisher(tmp_path, 3).publish(v(0), {}, shard, PROBE)
+    with pytest.raises(WeightsError, match=r"w is .*\(0,\).*the model has .*\(4, 3\)"):
+        Subscriber(tmp_path).read(v(0), {"w": TensorSpec((4, 3), "float32")})
     with pytest.raises(WeightsError, match="w has no elements"):
         Subscriber(tmp_path).read(v(0), {"w": TensorSpec((0,), "float32")})
+
+
+def test_weights_that_are_not_finite_are_not_published(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"weights 0\.3: bias is not finite"):
+        Publisher(tmp_path, 3).publish(v(3), {}, tensors() | {"bias": torch.tensor([0.0, float("nan")])}, PROBE)
+    assert Subscriber(tmp_path).newest() is None
 
 
 def test_names_of_folders_are_versions_and_nothing_else_is() -> None:
@@ -159,6 +229,8 @@ def test_names_of_folders_are_versions_and_nothing_else_is() -> None:
 def test_a_damaged_manifest_is_an_error_of_weights() -> None:
     manifest = Manifest(version=v(1), forks={}, tensors=EXPECTED, sha256="0", probe=PROBE, created_at_s=0.0)
     assert from_json(to_json(manifest)) == manifest
+    with_fingerprints = Probe(((1, 2, 3),), ((-0.5, -0.25),), ({"embedding": b"\x00\xff", "head": b""},))
+    assert from_json(to_json(replace(manifest, probe=with_fingerprints))).probe == with_fingerprints
     for text in ("", "{}", "[]", to_json(manifest).replace('"format": 1', '"format": 2')):
         with pytest.raises(WeightsError):
             from_json(text)
