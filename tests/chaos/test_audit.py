@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from kills.audit import Audit, age, audit, reach
 
-from stream_grpo.buffer.journal import LOG_NAME, Journal
+from stream_grpo.buffer.journal import Journal
+from stream_grpo.buffer.layout import LOG_NAME
 from stream_grpo.buffer.transitions import TRANSITION_SCHEMA, Kind, Transition, decode_transitions, encode_transitions
 from stream_grpo.learner.checkpoint import write_checkpoint
 from stream_grpo.types import PolicyVersion

@@ -48,7 +48,7 @@ def both(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Both:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     run_dir, sequential_dir = root / "transport", root / "sequential"
-    log = pa.ipc.open_stream(run_dir / "journal" / "transitions.arrow").read_all().to_pylist()
+    log = pa.ipc.open_stream(run_dir / "journal" / "transitions-000001.arrow").read_all().to_pylist()
     return Both(run_dir, log, torch.load(sequential_dir / RESULT, weights_only=False), sequential_dir / ENGINE)
 
 

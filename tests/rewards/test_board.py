@@ -12,7 +12,7 @@ from stream_grpo.rewards.policy import UnscoredPolicy
 from stream_grpo.types import Decision
 
 LENIENT = UnscoredPolicy(num_env_error_retries=0, max_env_errors_in_row=None)
-PASS = {"decision": "pass", "reward": 1.0, "verifier": "exact", "verifier_version": "1"}
+PASS = {"decision": "pass", "reward": 1.0, "verifier": "exact", "verifier_version": "1", "steps": []}
 QUICK = {"result": PASS, "version": "1", "seconds": 2**-9}
 
 

@@ -57,7 +57,7 @@ def test_c23_one_that_fails_its_proof_is_named_and_leaves_the_other_working(tmp_
         outside.close()
     assert account["closes"]
     assert account["groups"]["trained"] == 6 * 2
-    log = pa.ipc.open_stream(tmp_path / "journal" / "transitions.arrow").read_all().to_pylist()
+    log = pa.ipc.open_stream(tmp_path / "journal" / "transitions-000001.arrow").read_all().to_pylist()
     issued = [(row["group_id"], row["owner_epoch"]) for row in log if row["kind"] == "ticketed"]
     held = [row["group_id"] for row in log if row["kind"] == "ticketed" and row["sampler_id"] == "s1"][:4]
     assert {(group_id, 1) for group_id in held} <= set(issued)
