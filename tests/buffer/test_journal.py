@@ -149,6 +149,8 @@ def test_a_cut_at_every_byte_leaves_exactly_what_was_acknowledged(ram: Path, cap
         assert (cut / LOG_NAME).stat().st_size == sizes[num_acknowledged][1]
         if num_acknowledged:
             assert (cut / segment_name(1)).stat().st_size == sizes[num_acknowledged][0]
+        for aside in cut.glob("unnamed-*"):
+            aside.unlink()
 
 
 def test_incomplete_groups_are_counted_in_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
