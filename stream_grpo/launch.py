@@ -178,7 +178,8 @@ class Launcher:
         results: dict[str, Any] = {}
         while results.keys() != set(until):
             self._check_ray()
-            watched = {placed.running or placed.building: placed for placed in self._parts.values()}
+            at_work = [placed for placed in self._parts.values() if placed.name not in results]
+            watched = {placed.running or placed.building: placed for placed in at_work}
             watched.pop(None, None)  # built, and waiting for its turn
             ended, _ = ray.wait(list(watched), num_returns=1, timeout=every_s)
             each_turn()
@@ -194,7 +195,7 @@ class Launcher:
                     if placed.is_wanted:
                         self.run(placed.name)
                 elif placed.name in until:
-                    results[placed.name], placed.running = result, None
+                    results[placed.name] = result
                 else:
                     raise RunFailed(f"{placed.name} ended before {' and '.join(until)} did")
         return [results[name] for name in until]

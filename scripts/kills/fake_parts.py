@@ -53,7 +53,7 @@ def configuration(root: Path, *, num_steps: int, seed: int, **sections: dict[str
         "model": {"path": str(root / "model")},
         "run": {"root": str(root), "name": "run", "num_steps": num_steps, "seed": seed},
         "sampler": {"num_samplers": 2, "group_size": 3, "max_new_tokens": 6, "max_num_seqs": 24},
-        "stream": {"groups_per_step": 2, "max_policy_age": 2},
+        "stream": {"groups_per_step": 2, "max_policy_age": 2, "partial_interval_s": 0.05},
         "learner": {"checkpoint_interval": 2, "keep_checkpoints": 2},
         "buffer": {"min_free_bytes": 0},
         "curator": {"flush_outcomes": 4},
@@ -198,6 +198,9 @@ class ListModel:
     def probe_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return [[-1.0] * (len(ids) - 1) for ids in sequences]
 
+    def fingerprints(self, sequences: Sequence[Sequence[int]]) -> tuple[()]:
+        return ()
+
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "w", torch.tensor([float(len(self.trained))])
 
@@ -213,7 +216,10 @@ class ListModel:
         directory.mkdir(exist_ok=True)
         (directory / "trained.json").write_text(json.dumps(self.trained))
 
-    def advantages(self, rewards_B: Any, valid_B: Any, group_B: Any, lengths_B: Any) -> Scored:
+    def rewarded(self, groups: Any, **_: Any) -> Any:
+        return groups
+
+    def advantages(self, rewards_B: Any, valid_B: Any, group_B: Any, *_: Any) -> Scored:
         return Scored(np.where(valid_B, rewards_B - np.nanmean(rewards_B), 0.0), valid_B)
 
     def run(self, batch: Any, watch: Any) -> dict[str, float]:

@@ -24,7 +24,7 @@ class Segment:
     """Bytes up to the end of its last record."""
     num_groups: int = 0
     newest_s: float = 0.0
-    """Unix time at which its last record came in."""
+    """Unix time at which its last group came in; 0 where it has partials alone."""
     is_settled: bool = False
 
 
@@ -57,9 +57,12 @@ class Retention:
     def apply(self, row: Transition) -> None:
         """Follow a transition."""
         if row.length:
-            segment = self.segments.setdefault(row.segment, Segment())
-            segment.end, segment.newest_s, segment.is_settled = row.offset + row.length, row.time_s, False
-            segment.num_groups += 1
+            # A partial holds its segment only while it is the newest of its group.
+            is_group = row.kind is not Kind.PARTIAL
+            segment = self.segments.setdefault(row.segment, Segment(is_settled=True))
+            segment.end, segment.is_settled = row.offset + row.length, segment.is_settled and not is_group
+            segment.newest_s = row.time_s if is_group else segment.newest_s
+            segment.num_groups += is_group
             self.newest = max(self.newest, row.segment)
         elif row.kind is Kind.REMOVED:
             self.segments.pop(row.segment, None)

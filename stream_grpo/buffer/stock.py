@@ -160,8 +160,12 @@ class Stock:
         return {held.location.segment for held in (*self._held.values(), *self._final.values())}
 
     def live_segments(self) -> set[int]:
-        """Segments with a group that is still to be trained."""
-        return {held.location.segment for held in self._held.values() if held.state is not Kind.TRAINED}
+        """Segments with a group that is still to be trained, or may be used again."""
+        waiting = (held for held in self._held.values() if held.state is not Kind.TRAINED or self._may_use_again(held))
+        return {held.location.segment for held in (*waiting, *self._final.values())}
+
+    def _may_use_again(self, held: Held) -> bool:
+        return held.num_uses < self._max_uses
 
     def keep(self, facts: GroupFacts, data: bytes) -> None:
         """Keep the bytes of a group that was just accepted."""

@@ -32,6 +32,8 @@ def write_parquet(directory: Path, filters: Filters, path: Path, limit: int | No
 
     Raises ConfigError where it cannot be written.
     """
+    if path.exists():
+        raise ConfigError(f"--parquet {path}: it is there already, and nothing is overwritten; name another file")
     groups = Groups(directory)
     beside = path.with_name(f".{path.name}.tmp")
     num_groups = 0

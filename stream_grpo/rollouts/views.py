@@ -14,7 +14,7 @@ from stream_grpo.buffer.lineage import Lineage
 from stream_grpo.buffer.recovery import read_record, rows_of
 from stream_grpo.buffer.snapshot import set_folds
 from stream_grpo.buffer.transitions import Kind, Location, Transition
-from stream_grpo.errors import ConfigError
+from stream_grpo.errors import ConfigError, JournalError
 from stream_grpo.types import PolicyVersion, policy_age
 
 STATES = ("accepted", "leased", "trained", "stale", "no_signal", "invalid")
@@ -97,7 +97,7 @@ class Groups:
         self.views: dict[str, GroupView] = {}
         paths = list(layout.logs(directory).values())
         for number, path in enumerate(paths[-num_logs:] if num_logs else paths):
-            for row in rows_of(path):
+            for row in _rows_of(path):
                 if row.kind is not Kind.SNAPSHOT:
                     self._apply(row)
                 elif number == 0:
@@ -114,6 +114,8 @@ class Groups:
             )  # fmt: skip
         elif view is None:
             return
+        elif row.kind is Kind.RESCORED:
+            del self.views[row.group_id]  # it comes in again, with other rewards
         elif row.kind is Kind.TRAINED:
             view.state, view.made = "trained", row.version
         elif row.kind is Kind.RESTORED:
@@ -178,6 +180,17 @@ def find(directory: Path, group_id: str) -> tuple[GroupLine, bytes]:
     return line, groups.data(view)
 
 
+def _rows_of(log: Path) -> Iterator[Transition]:
+    """The rows of a log. Raises JournalError where one that follows another does not begin with a snapshot."""
+    rows = rows_of(log)
+    first = next(rows, None)
+    if log.name != layout.LOG_NAME and (first is None or first.kind is not Kind.SNAPSHOT):
+        raise JournalError(f"{log}: does not begin with a whole snapshot of what the logs before it say")
+    if first:
+        yield first
+    yield from rows
+
+
 def read_account(directory: Path) -> tuple[Ledger, Lineage]:
     """The account as the newest log has it, and where the learner is.
 
@@ -185,7 +198,7 @@ def read_account(directory: Path) -> tuple[Ledger, Lineage]:
     """
     ledger, lineage = Ledger(), Lineage()
     folds: Sequence[Callable[[Transition], None]] = (ledger.apply, lineage.apply)
-    for row in rows_of(list(layout.logs(directory).values())[-1]):
+    for row in _rows_of(list(layout.logs(directory).values())[-1]):
         if row.kind is Kind.SNAPSHOT:
             set_folds({"ledger": ledger, "lineage": lineage}, row)
             continue

@@ -12,14 +12,12 @@ from stream_grpo.sampler.rollout import GroupInProgress, make_requests
 from stream_grpo.types import EndReason, Generation, PolicyVersion, Rollout, RolloutGroup, Ticket
 
 
-def continued_group(
-    ticket: Ticket, problem: Problem, prefix: RolloutGroup, config: Config, *, config_hash: str
-) -> GroupInProgress:
-    """The group of a ticket that is issued again, with all that `prefix` has of it.
+def continued_group(ticket: Ticket, problem: Problem, prefix: RolloutGroup, config: Config) -> GroupInProgress:
+    """The group of a ticket that is issued again, with all that `prefix` has of it but its rewards.
 
-    Rollouts that have ended are not sampled again; those without a reward wait for one, and all of them do where the
-    rewards of `prefix` are of another configuration than `config_hash`: a group never holds two. The ids of the prompt
-    are those that were sampled from, and the step of the first ticket decides every schedule.
+    Rollouts that have ended are not sampled again, and wait for a reward: one of `prefix` may be of another
+    configuration, or shaped, or given in comparison with what its group has not got any more. The ids of the prompt are
+    those that were sampled from, and the step of the first ticket decides every schedule.
     """
     ticket = replace(ticket, step=prefix.ticket_step, prefix=b"")
     first = prefix.rollouts[0]
@@ -30,11 +28,8 @@ def continued_group(
     begun = [g for g in generations.values() if g.end_reason is EndReason.PARTIAL and len(g.token_ids)]
     group = GroupInProgress(ticket, problem, requests, prefix.dispatched_at_s, begun)
     for name, rollout in rollouts.items():
-        if rollout.end_reason is EndReason.PARTIAL:
-            continue
-        group.take(generations[name])
-        if rollout.reward.reward is not None and prefix.config_hash == config_hash:
-            group.score(name, rollout.reward)
+        if rollout.end_reason is not EndReason.PARTIAL:
+            group.take(generations[name])
     return group
 
 

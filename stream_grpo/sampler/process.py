@@ -37,7 +37,7 @@ from stream_grpo.sampler.rollout import (
 from stream_grpo.sampler.update import Updater
 from stream_grpo.transport.channels import SamplerChannel
 from stream_grpo.transport.codec import decode_group
-from stream_grpo.types import Decision, Generation, PolicyVersion, RewardResult, RolloutGroup, Ticket
+from stream_grpo.types import Decision, EndReason, Generation, PolicyVersion, RewardResult, RolloutGroup, Ticket
 from stream_grpo.weights.subscriber import Subscriber
 
 _IDLE_WAIT_S = 0.005
@@ -270,10 +270,12 @@ class SamplerProcess:
     def _continue_group(self, ticket: Ticket, problem: Problem) -> None:
         """Go on with a group that an earlier owner of its ticket has begun."""
         prefix = decode_group(ticket.prefix)
-        if self._config.stream.uniform_group_version and len({*prefix.versions(), self._updater.version}) > 1:
-            self._start_group(ticket, problem)
+        has_begun = any(rollout.end_reason is EndReason.PARTIAL for rollout in prefix.rollouts)
+        is_mixed = len({*prefix.versions(), self._updater.version}) > 1
+        if has_begun and is_mixed and self._config.weights.on_update != "keep":
+            self._start_group(ticket, problem)  # no group gets tokens of two versions
             return
-        group = continued_group(ticket, problem, prefix, self._config, config_hash=self._config_hash)
+        group = continued_group(ticket, problem, prefix, self._config)
         self._num_continued += 1
         self._begin(group)
         if not group.unfinished:
@@ -362,6 +364,7 @@ class SamplerProcess:
             self._take_scores()
             for generation in group.unscored:
                 self._score(group, generation.request_id, _too_late(group))
+            self._scoring.forget(scored_as(group.ticket, group.attempt))
 
     # -- handing over -------------------------------------------------------------------------------------------------
 

@@ -44,9 +44,9 @@ def begun(group_size: int = 3) -> GroupInProgress:
     return GroupInProgress(TICKET, PROBLEM, requests, 1.0)
 
 
-def go_on(prefix: RolloutGroup, config_hash: str = "c") -> GroupInProgress:
+def go_on(prefix: RolloutGroup) -> GroupInProgress:
     of_three = config(group_size=len(prefix.rollouts), max_new_tokens=6)
-    return continued_group(AGAIN, PROBLEM, prefix, of_three, config_hash=config_hash)
+    return continued_group(AGAIN, PROBLEM, prefix, of_three)
 
 
 def test_a_record_so_far_says_of_every_rollout_how_far_it_is() -> None:
@@ -68,7 +68,7 @@ def test_what_has_ended_is_not_sampled_again_and_what_has_not_goes_on_from_its_t
     group.add(sampled(0, [20, 21]), REWARD)
     group.take(sampled(1, [30]))
     group = go_on(so_far(group, sampled(2, [40, 41], EndReason.PARTIAL)))
-    assert [generation.request_id for generation in group.unscored] == ["g/7/1"]
+    assert [generation.request_id for generation in group.unscored] == ["g/7/0", "g/7/1"]
     (rest,) = group.unfinished
     original = begun().unfinished[2]
     assert rest.prompt_ids == (5, 6, 40, 41)
@@ -76,7 +76,7 @@ def test_what_has_ended_is_not_sampled_again_and_what_has_not_goes_on_from_its_t
     assert rest.seed == continued_seed(original.seed, 2) != original.seed
     whole = group.take(sampled(2, [43], EndReason.EOS, V5))
     assert whole.token_ids.tolist() == [40, 41, 43]
-    for index in (1, 2):
+    for index in range(3):
         group.score(f"g/7/{index}", REWARD)
     done = group.finish(sampler_id="s1", config_hash="c", finished_at_s=9.0)
     assert (done.owner_epoch, done.sampler_id, done.dispatched_at_s) == (3, "s1", 1.0)
@@ -106,13 +106,12 @@ def test_a_group_may_be_continued_more_than_once() -> None:
     assert rest.seed == continued_seed(begun(2).unfinished[0].seed, 3)
 
 
-def test_rewards_of_another_configuration_are_dropped_and_all_are_scored_again() -> None:
+def test_rewards_of_a_complete_record_are_dropped_and_all_are_scored_again() -> None:
     group = begun(2)
     group.add(sampled(0, [20]), REWARD)
     group.add(sampled(1, [30], EndReason.LENGTH), REWARD)
     record = so_far(group)
-    assert go_on(record).is_complete
-    again = go_on(record, config_hash="d")
+    again = go_on(record)
     assert [generation.request_id for generation in again.unscored] == ["g/7/0", "g/7/1"]
     assert again.unfinished == []
 
