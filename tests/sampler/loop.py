@@ -252,7 +252,7 @@ class Running:
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Until it holds, the sampler ends, or the time is up."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while not condition() and self._thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.001)
 
