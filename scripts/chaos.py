@@ -102,8 +102,8 @@ def attempt(driver: Driver, kills: list[Kill], deadline: float) -> list[str]:
     try:
         driver.begin()
         driver.carry_out(kills, deadline)
-        goal = max(LEAST_STEPS, driver.step + 1)
-        driver.wait_for_step(goal)
+        driver.wait_for_steps(1)  # of who is there after the last kill
+        driver.wait_for_step(LEAST_STEPS)
     except BaseException as error:
         driver.end_all()
         if isinstance(error, ChaosError):

@@ -78,7 +78,7 @@ class Driver:
             if time.monotonic() > deadline:
                 return
             began, step = time.monotonic(), self.step
-            self._wait_for_steps(kill.after_steps)
+            self.wait_for_steps(kill.after_steps)
             time.sleep(kill.delay_s)
             self._target.note()
             self._at_point(kill) if kill.point else self._plain(kill)
@@ -133,7 +133,8 @@ class Driver:
 
         self.wait_for(reached, f"step {step}")
 
-    def _wait_for_steps(self, count: int) -> None:
+    def wait_for_steps(self, count: int) -> None:
+        """Until the learner has made so many more steps, from now on. Raises ChaosError."""
         self.look()
         goal = self.num_steps + count
 
