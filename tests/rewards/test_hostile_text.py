@@ -47,7 +47,7 @@ class Counted:
 
         def counted(*arguments: Any, **options: Any) -> Any:
             text = arguments[1] if name == "sub" else arguments[0]
-            if name in ("search", "match") and len(arguments) > 1:
+            if name != "sub" and len(arguments) > 1:
                 text = text[arguments[1] : arguments[2] if len(arguments) > 2 else None]
             found = method(*arguments, **options)
             # What comes back from a search says how far it went.
