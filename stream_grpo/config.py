@@ -158,7 +158,7 @@ class Stream(Section):
     ticket_timeout_s: float = Field(30.0, gt=0)
     """A ticket whose sampler is not heard of for so long is issued again; longer than an update of weights takes."""
     partial_interval_s: float = Field(5.0, ge=0)
-    """How often a sampler hands over what it has of unfinished groups, so that it outlives the sampler. 0: never."""
+    """How often a sampler hands over what it has of an unfinished group, so that it outlives the sampler. 0: never."""
     on_reward_change: Literal["rescore", "invalid"] = "rescore"
     """After a change of rewards, groups scored by the old ones are scored again as a whole, or end as invalid."""
     stall_timeout_s: float = Field(300.0, gt=0)

@@ -25,7 +25,7 @@ for _name, _value in ALWAYS.items():
 import torch
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
-from vllm.inputs import TokensPrompt
+from vllm.inputs.engine import tokens_input
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -182,7 +182,8 @@ class InProcessEngine:
     def _submit(self, request_id: str, prompt_ids: Sequence[int], params: Any, priority: int) -> str:
         # The order of arrival is counted, so that it is the same whatever the clock says.
         self._num_added += 1
-        prompt = TokensPrompt(prompt_token_ids=list(prompt_ids))
+        # What vLLM's renderer makes of token ids; it would take as long for it as for all the rest of a request.
+        prompt = tokens_input(list(prompt_ids))
         internal_id: str = self._llm.add_request(
             request_id, prompt, params, arrival_time=float(self._num_added), priority=priority
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -11,7 +12,7 @@ from stream_grpo.sampler.rollout import GroupInProgress
 from stream_grpo.transport.channels import SamplerChannel
 from stream_grpo.types import Generation, RolloutGroup
 
-_HEARTBEAT_S = 1.0
+_HEARTBEAT_S = 2.0
 # Of the timeout of a ticket, so that a heartbeat or two may be late.
 _HEARTBEAT_SHARE = 0.2
 
@@ -39,8 +40,10 @@ class Progress:
         self._heartbeat_s = min(_HEARTBEAT_S, _HEARTBEAT_SHARE * stream.ticket_timeout_s)
         # At age 0 a block that was interrupted is sampled anew by its seeds, so that it stays the same block.
         self._interval_s = stream.partial_interval_s if stream.max_policy_age > 0 else 0.0
-        self._next_heartbeat_at, self._next_partials_at = 0.0, self._timer() + self._interval_s
-        self._due: list[str] = []
+        self._next_heartbeat_at = 0.0
+        # When the next partial of a group is due, the soonest first. Each group has its own time: one that ends within
+        # the interval never costs a partial, and none ever loses more than an interval.
+        self._due_at: dict[str, float] = {}
         # Sampled tokens of each group when it was last looked at and when it was last handed over.
         self._seen: dict[str, int] = {}
         self._handed_over: dict[str, int] = {}
@@ -50,6 +53,7 @@ class Progress:
     def begin(self, group: GroupInProgress) -> None:
         """A group is in progress; what it brings along the buffer has."""
         self._handed_over[group.ticket.group_id] = group.num_tokens
+        self._wait_an_interval(group.ticket.group_id)
 
     def turn(self, groups: Mapping[str, GroupInProgress]) -> None:
         """Now and then say which groups are held, and hand over what those in progress have so far."""
@@ -57,17 +61,12 @@ class Progress:
         if now >= self._next_heartbeat_at and self._buffer.has_credit and not self._buffer.waits_for_heartbeat:
             self._next_heartbeat_at = now + self._heartbeat_s
             self._beat(groups)
-        if self._interval_s and now >= self._next_partials_at:
-            self._next_partials_at = now + self._interval_s
-            self._due = list(groups)
         # One a turn: of long rollouts each takes as long as an engine step.
-        self._send(groups, at_most=1)
+        self._send(groups, until=now, at_most=1)
 
     def last_turn(self, groups: Mapping[str, GroupInProgress]) -> None:
         """Hand over all that credits allow: the groups go on elsewhere, or after a resume."""
-        if self._interval_s:
-            self._due = list(groups)
-            self._send(groups, at_most=len(groups))
+        self._send(groups, until=math.inf, at_most=len(groups))
 
     def _beat(self, groups: Mapping[str, GroupInProgress]) -> None:
         self._seen |= {group_id: self._num_tokens(group) for group_id, group in groups.items()}
@@ -77,11 +76,23 @@ class Progress:
         if self._seen:
             self._buffer.heartbeat(self._seen)
 
-    def _send(self, groups: Mapping[str, GroupInProgress], *, at_most: int) -> None:
-        while self._due and at_most and self._buffer.has_credit:
-            group = groups.get(self._due.pop(0))
-            if group is not None and not self._buffer.waits_for_partial(group.ticket.group_id):
+    def _send(self, groups: Mapping[str, GroupInProgress], *, until: float, at_most: int) -> None:
+        """Hand over what is due until then, of at most so many groups."""
+        for group_id, due_at in list(self._due_at.items()):
+            if due_at > until or not at_most or not self._buffer.has_credit:
+                return
+            group = groups.get(group_id)
+            if group is None:
+                del self._due_at[group_id]
+                continue
+            self._wait_an_interval(group_id)
+            if not self._buffer.waits_for_partial(group_id):
                 at_most -= self._hand_over(group)
+
+    def _wait_an_interval(self, group_id: str) -> None:
+        if self._interval_s:
+            self._due_at.pop(group_id, None)
+            self._due_at[group_id] = self._timer() + self._interval_s
 
     def _hand_over(self, group: GroupInProgress) -> bool:
         """Whether the group had anything new."""

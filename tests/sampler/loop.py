@@ -49,11 +49,15 @@ class FakePrompts:
 
 
 class Slow(FakeEngine):
-    """A step takes a while, so that the test can act in between."""
+    """A step takes a while, so that the test can act in between; with `pauses_at` it can take its time."""
+
+    pauses_at: int | None = None
+    """Nothing is sampled while a running request has so many tokens."""
 
     def step(self) -> list[Generation]:
         time.sleep(0.001)
-        return super().step()
+        most = max((len(versions) for _, versions in self._running.values()), default=0)
+        return [] if self.pauses_at is not None and most >= self.pauses_at else super().step()
 
 
 @dataclass

@@ -34,6 +34,7 @@ def test_finish_lets_running_requests_end_and_begins_none_until_the_weights_are_
     outside.blocks = [[ticket("g0")]]
     publish(tmp_path / "weights", 1)
     engine = Slow(num_slots=8)
+    engine.pauses_at = 20
     running = Running(outside, tmp_path, engine, sampler=LONG, weights={"on_update": "finish"})
     running.wait(lambda: engine.events.count(("step", 2)) >= 20)
     # One group waits for its problem and another for its ticket when the weights come.
@@ -44,6 +45,7 @@ def test_finish_lets_running_requests_end_and_begins_none_until_the_weights_are_
     running.wait(lambda: running.process is not None and running.process._mid_flight.is_finishing)
     outside.holds_picks = False
     outside.blocks.append([ticket("g2")])
+    engine.pauses_at = None
     running.until(lambda: len(outside.groups) == 3)
     assert changes(engine) == [
         ("weights", V1),
@@ -58,9 +60,12 @@ def test_restart_begins_every_group_that_is_not_sampled_to_the_end_anew(outside:
     outside.blocks = [[ticket("g0"), ticket("g1")]]
     publish(tmp_path / "weights", 1)
     engine = Uneven(num_slots=8)
+    engine.pauses_at = 25
     running = Running(outside, tmp_path, engine, sampler=LONG, weights={"on_update": "restart"})
     running.wait(lambda: engine.events.count(("step", 2)) >= 20)
     publish(running.weights, 2, value=1.0)
+    running.wait(lambda: ("weights", V2) in engine.events)
+    engine.pauses_at = None
     running.until(lambda: len(outside.groups) == 2)
     groups = [(f"g{i}/0", f"g{i}/1") for i in (0, 1)]
     assert changes(engine) == [
@@ -84,10 +89,12 @@ def test_after_a_restart_no_score_of_before_is_taken(outside: Outside, tmp_path:
     outside.blocks = [[ticket("g0")]]
     publish(tmp_path / "weights", 1)
     engine, scoring = Uneven(num_slots=8), LateScoring(lambda task_id: task_id == "g0/0@0")
+    engine.pauses_at = 30
     running = Running(outside, tmp_path, engine, make_scoring=scoring, sampler=LONG, weights={"on_update": "restart"})
     running.wait(lambda: len(scoring.held) == 1)
     publish(running.weights, 2, value=1.0)
     running.wait(lambda: engine.events.count(("add", "g0/0")) == 2)
+    engine.pauses_at = None
     ((task_id, late),) = scoring.held
     scoring.held = [(task_id, replace(late, reward=0.25))]
     scoring.holds = lambda task_id: False

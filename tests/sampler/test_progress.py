@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from curator.wire import Client, Server
 from stream_grpo.buffer.process import BufferProcess, credits_for
 from stream_grpo.config import Buffer, Stream
+from stream_grpo.sampler.progress import Progress
 from stream_grpo.transport.channels import LearnerChannel, read_ledger
 from stream_grpo.transport.codec import encode_group
 from stream_grpo.types import EndReason, PolicyVersion, RolloutGroup
@@ -68,6 +70,61 @@ def test_a_sampler_that_stops_hands_over_what_it_has(outside: Outside, tmp_path:
     (group,) = outside.partials
     assert group.num_sampled_tokens == 2 * engine.events.count(("step", 2))
     assert outside.groups == []
+
+
+class Heard:
+    """A buffer that has room for all and keeps what is handed over."""
+
+    has_credit, waits_for_heartbeat = True, True
+
+    def __init__(self) -> None:
+        self.groups: list[str] = []
+
+    def waits_for_partial(self, group_id: str) -> bool:
+        return False
+
+    def hand_over_partial(self, group: RolloutGroup) -> None:
+        self.groups.append(group.group_id)
+
+
+class Growing:
+    """A group that has one more token whenever it is looked at."""
+
+    def __init__(self, group_id: str) -> None:
+        self.ticket, self.group_id, self.unfinished = ticket(group_id), group_id, list[Any]()
+        self._tokens = itertools.count()
+
+    @property
+    def num_tokens(self) -> int:
+        return next(self._tokens)
+
+
+def test_a_partial_is_due_an_interval_after_the_group_began_or_its_last_one() -> None:
+    now, heard = [0.0], Heard()
+    stream = Stream(groups_per_step=1, max_policy_age=2, partial_interval_s=10.0)
+    record: Any = lambda group, running: group  # noqa: E731
+    channel: Any = heard
+    progress = Progress(stream, FakeEngine(num_slots=8), channel, list, record, lambda: now[0])
+    groups: dict[str, Any] = {}
+
+    def at(second: float) -> list[str]:
+        now[0], num_before = second, len(heard.groups)
+        progress.turn(groups)
+        return heard.groups[num_before:]
+
+    for second, name in ((0.0, "long"), (4.0, "short"), (6.0, "late")):
+        now[0], groups[name] = second, Growing(name)
+        progress.begin(groups[name])
+    assert at(9.0) == []
+    assert at(11.0) == ["long"]
+    del groups["short"]  # it took 8 s of the 10 and costs none
+    assert at(15.0) == []
+    assert at(16.0) == ["late"]
+    # The first again 10 s after 11.
+    assert at(20.0) == []
+    assert at(21.0) == ["long"]
+    progress.last_turn(groups)
+    assert heard.groups[-2:] == ["late", "long"]
 
 
 def prefix_of(outside: Outside, directory: Path) -> RolloutGroup:
