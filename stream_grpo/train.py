@@ -18,7 +18,7 @@ from stream_grpo.config import Config
 from stream_grpo.config_file import missing_files
 from stream_grpo.console import Console
 from stream_grpo.errors import ConfigError, StreamGrpoError
-from stream_grpo.evaluation import HEADLINE, ProblemScore, as_dicts, paired_rise, summarize
+from stream_grpo.evaluation import ProblemScore, as_dicts, paired_rise, summarize
 from stream_grpo.files import read_object, write_json
 from stream_grpo.launch import Launcher, ray_session
 from stream_grpo.learner.checkpoint import newest_version
@@ -28,6 +28,7 @@ from stream_grpo.parts import Evaluation, evaluation_shares, sampler_names
 from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare, with_absolute_paths
 from stream_grpo.sampler.environment import environment
 from stream_grpo.stall import StallWatch, who_waits
+from stream_grpo.summary import AgeAccount, account, headline_of, loop_facts
 from stream_grpo.transport.channels import read_ledger
 
 POLL_S = 0.2
@@ -208,8 +209,8 @@ class TrainingRun:
         launcher.stop("learner", "buffer", "curator")
         return {
             "steps": self._ages.step,
-            **_loop_facts(learners, samplers, now),
-            **_account(ledger),
+            **loop_facts(learners, samplers, now),
+            **account(ledger),
             "age": {"max": self._ages.max, "mean": self._ages.mean},
             "model_dir": str(self._config.run_dir / "model"),
         }
@@ -234,93 +235,6 @@ class TrainingRun:
             "heldout_after": self._scores(after),
             "heldout_rise": paired_rise(headline[0], headline[1], self._config.run.seed).as_dict(),
         }
-
-
-class AgeAccount:
-    """The policy ages of the learner steps that the model is made of, over all starts of a run."""
-
-    def __init__(self) -> None:
-        self._steps: list[tuple[int, int, float, int]] = []
-        """Step, largest age, mean age, groups."""
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Take a line of metrics; only learner steps count."""
-        if line["event"] == "step":
-            # After a restore a step is made again: what had come from there on is lost.
-            self.keep_before(line["step"])
-            self._steps.append((line["step"], line["age_max"], line["age_mean"], line["num_groups"]))
-
-    def keep_before(self, step: int) -> None:
-        """Forget this step and all later ones."""
-        while self._steps and self._steps[-1][0] >= step:
-            self._steps.pop()
-
-    @property
-    def step(self) -> int:
-        """The newest step."""
-        return self._steps[-1][0] if self._steps else 0
-
-    @property
-    def max(self) -> int:
-        """The largest age of a group that was trained."""
-        return max((largest for _, largest, *_ in self._steps), default=0)
-
-    @property
-    def mean(self) -> float:
-        """Mean age of the trained groups; one that is used again counts once a use."""
-        num_groups = sum(num for *_, num in self._steps)
-        return sum(mean * num for *_, mean, num in self._steps) / num_groups if num_groups else 0.0
-
-
-def headline_of(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an evaluation during training: which weights, and their headline figure."""
-    return {"branch": line["branch"], "step": line["step"], **line["heldout"][HEADLINE]}
-
-
-def _loop_facts(
-    learners: Sequence[Mapping[str, Any]], samplers: Sequence[Sequence[Mapping[str, Any]]], now: float
-) -> dict[str, Any]:
-    """Time and overlap of this start of the run, and what the probes found.
-
-    `learners` has a status for every incarnation of the learner, `samplers` the same for every sampler.
-    overlap = (busy sampler + busy learner - wall) / the smaller of the two, where the sampler is the mean of all; wall
-    runs from the first engine step with running requests to the end of the last learner step. What samplers did after
-    that end, until `now`, is taken off as if they had been busy all the time, which can only lower the overlap. Engine
-    steps of evaluations during training count as those of groups do.
-    """
-    statuses = [status for incarnations in samplers for status in incarnations]
-    first = min((status["first_busy_at"] for status in statuses if status.get("first_busy_at")), default=0.0)
-    last = max((status["last_step_at"] for status in learners if status), default=0.0)
-    wall_s = last - first if first and last > first else 0.0
-    busy_s = sum(status.get("busy_s", 0.0) for status in statuses)
-    sampler_s = busy_s / len(samplers) - (now - last) if wall_s else 0.0
-    learner_s = sum(status.get("busy_s", 0.0) for status in learners)
-    smaller = min(sampler_s, learner_s)
-    gaps = [status["probe_gap"] for status in statuses if status.get("probe_gap")]
-    num_probed = sum(gap["num_tokens"] for gap in gaps)
-    return {
-        "loop_wall_s": wall_s,
-        "busy_s": {"sampler": sampler_s, "learner": learner_s},
-        "overlap": (sampler_s + learner_s - wall_s) / smaller if smaller > 0 else 0.0,
-        "probe_gap": {
-            "max": max((gap["max"] for gap in gaps), default=0.0),
-            "mean": sum(gap["mean"] * gap["num_tokens"] for gap in gaps) / num_probed if num_probed else 0.0,
-            "num_tokens": num_probed,
-        },
-    }
-
-
-def _account(ledger: Mapping[str, Any]) -> dict[str, Any]:
-    """Groups and tokens by fate, further uses, and what was lost to age, over all starts of the run."""
-    tokens = dict(ledger["tokens"])
-    return {
-        "tokens": tokens,
-        "trained_share": tokens["trained"] / tokens["generated"] if tokens["generated"] else 0.0,
-        "groups": dict(ledger["groups"]),
-        "reused": dict(ledger["reused"]),
-        "losses": dict(ledger["losses"]),
-        "ledger_closes": bool(ledger["closes"]),
-    }
 
 
 def evaluate_model(config: Config, console: Console) -> dict[str, dict[str, Any]]:
