@@ -184,7 +184,7 @@ class Book:
     def snapshot(self, now: float, *, closes_log: int) -> Transition:
         """All that was applied as one row; the log of this number ends before it, and what follows is applied to it."""
         self.retention.close_log(closes_log)
-        return snapshot_row(self._folds, now)
+        return snapshot_row(self._folds, now, begins_log=closes_log + 1)
 
     def segments_in_use(self) -> set[int]:
         """Segments with a record that a restore, a lease or the curator may still ask for."""

@@ -33,7 +33,10 @@ columns hold, by kind:
     checkpointed   the oldest kept checkpoint -
     evaluated      the evaluated weights      -                                   sampler_id, num_tokens; once a version
     removed        -                          -                                   segment: it leaves the disk next
-    snapshot       -                          all folds as JSON, see `snapshot`   first row of every log but the first
+    snapshot       -                          all folds as JSON, see `snapshot`   first row of every log but the first;
+                                                                                  segment: the number of its log
+    followed       -                          -                                   last row of every log but the newest;
+                                                                                  segment: the log that follows
 
 The counts of a record are `num_tokens`, sampled ones, `num_rollouts`, `num_valid`, `reward_sum`, `num_truncated` and
 `mixed_context_tokens`, and `dropped_tokens`, those of the partial before that it does not have. A `stale` row of an
@@ -81,6 +84,7 @@ class Kind(StrEnum):
     EVALUATED = "evaluated"
     REMOVED = "removed"
     SNAPSHOT = "snapshot"
+    FOLLOWED = "followed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,7 @@ _COLUMNS: Mapping[str, pa.DataType] = {
 
 TRANSITION_SCHEMA = pa.schema(
     [pa.field(name, of_type, nullable=False) for name, of_type in {**_COLUMNS, "checksum": pa.uint32()}.items()],
-    metadata={"schema": "stream_grpo.transition", "schema_version": "4"},
+    metadata={"schema": "stream_grpo.transition", "schema_version": "5"},
 )
 
 _ROW = pa.struct(list(TRANSITION_SCHEMA))
