@@ -106,9 +106,11 @@ def test_a_run_whose_end_is_still_to_be_made_goes_on(tmp_path: Path, what: str) 
 
 def test_the_trained_share_is_of_the_generated_tokens() -> None:
     parts: dict[str, dict[str, int]] = {"groups": {}, "reused": {}, "losses": {}}
-    account = _account({"tokens": {"generated": 200, "trained": 150, "no_signal": 50}, "closes": True, **parts})
+    tokens = {"generated": 200, "trained": 150, "no_signal": 50}
+    account = _account({"tokens": tokens, "closes": True, "lost_in_sampler": 7, **parts})
     assert account["trained_share"] == 0.75
     assert account["ledger_closes"] is True
+    assert account["lost_in_sampler"] == 7
 
 
 def test_an_evaluation_is_summed_up_by_its_headline() -> None:

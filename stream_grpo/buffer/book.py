@@ -117,7 +117,7 @@ class Book:
         self.taken: OrderedDict[tuple[str, int, int], Admission] = OrderedDict()
         """How the last inserts were taken, by group, owner epoch and CRC32."""
         self.mixed_context_tokens = 0
-        """Sampled on a KV cache of older weights, of all groups taken."""
+        """Sampled on a KV cache of older weights: of all groups taken, and of what ended in flight."""
         for row in journal.replay():
             self._apply(row)
         self.ledger.check()
@@ -210,7 +210,7 @@ class Book:
         )
 
     def end_ticket(self, held: InFlight, reason: str, now: float, kind: Kind = Kind.STALE) -> None:
-        """End a group in flight, by default as stale, its problem and sampler named."""
+        """End a group in flight, by default as stale, its problem and sampler named, and what was sampled of it."""
         group_id = held.ticket.group_id
         row = replace(
             self.row(kind, now, group_id, reason),
@@ -218,6 +218,15 @@ class Book:
             sampler_id=held.sampler_id,
             owner_epoch=held.ticket.owner_epoch,
         )
+        if partial := self.partials.get(group_id):
+            row = replace(
+                row,
+                num_tokens=partial.num_tokens,
+                num_rollouts=partial.num_rollouts,
+                num_valid=partial.num_valid,
+                reward_sum=partial.reward_sum,
+                mixed_context_tokens=partial.mixed_context_tokens,
+            )
         self.write(row)
 
     def end_other_configurations(self, groups: Iterable[Held], now: float) -> None:

@@ -6,7 +6,8 @@ columns hold, by kind:
     kind           branch, step               reason                              also
     hello          -                          -                                   sampler_id, owner_epoch: incarnation
     ticketed       weights of the sampler     id of the request it answers        sampler_id, owner_epoch; issued again:
-                                                                                  dropped_tokens, lost_tokens
+                                                                                  dropped_tokens, lost_tokens,
+                                                                                  mixed_context_tokens of those dropped
     picked         -                          -                                   problem_id of a ticket
     partial        learner when it came in    -                                   the record so far and num_tokens; it
                                                                                   replaces the one before
@@ -39,9 +40,10 @@ columns hold, by kind:
                                                                                   segment: the log that follows
 
 The counts of a record are `num_tokens`, sampled ones, `num_rollouts`, `num_valid`, `reward_sum`, `num_truncated` and
-`mixed_context_tokens`, and `dropped_tokens`, those of the partial before that it does not have. A `stale` row of an
-accepted group that was too old names its problem. `crc32` is of the record's bytes, `checksum` is the CRC32 of the
-other columns of the row as a JSON list without spaces: Arrow itself does not notice a flipped bit.
+`mixed_context_tokens`, and `dropped_tokens`, those of the partial before that it does not have. A ticket that ends has
+the counts of its newest partial. A `stale` row of an accepted group that was too old names its problem. `crc32` is of
+the record's bytes, `checksum` is the CRC32 of the other columns of the row as a JSON list without spaces: Arrow itself
+does not notice a flipped bit.
 """
 
 from __future__ import annotations
