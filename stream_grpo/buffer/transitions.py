@@ -50,7 +50,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -190,6 +190,13 @@ TRANSITION_SCHEMA = pa.schema(
 _ROW = pa.struct(list(TRANSITION_SCHEMA))
 
 
+_FLOATS = frozenset(name for name, of_type in _COLUMNS.items() if of_type == pa.float64())
+
+
+def _items(row: Transition) -> Iterator[tuple[str, Any]]:
+    return ((name, getattr(row, name)) for name in _COLUMNS)
+
+
 def checksum(values: Iterable[Any]) -> int:
     """CRC32 of a row's values in column order, as a JSON list without spaces."""
     return zlib.crc32(json.dumps(list(values), separators=(",", ":")).encode())
@@ -197,7 +204,8 @@ def checksum(values: Iterable[Any]) -> int:
 
 def encode_transitions(rows: Iterable[Transition]) -> bytes:
     """Rows as one IPC message, without its schema."""
-    values = ([getattr(row, name) for name in _COLUMNS] for row in rows)
+    # The checksum is of what is read back: a whole number in a column of floats comes back as a float.
+    values = ([float(value) if name in _FLOATS else value for name, value in _items(row)] for row in rows)
     # One conversion for all columns: an array each takes twice as long for the few rows of a commit.
     structs = pa.array([(*row, checksum(row)) for row in values], _ROW)
     data: bytes = pa.RecordBatch.from_struct_array(structs).serialize().to_pybytes()

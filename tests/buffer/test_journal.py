@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from stream_grpo.buffer.chain import is_followed
+from stream_grpo.buffer.facts import batch_of_record, facts_of
 from stream_grpo.buffer.journal import Journal
 from stream_grpo.buffer.layout import (
     LOCK_NAME,
@@ -352,6 +353,20 @@ WRITER = """
         journal.commit()
         print(number, flush=True)
 """
+
+
+def test_whole_numbers_in_columns_of_floats_have_their_checksum(tmp_path: Path) -> None:
+    written = Transition(kind=Kind.INVALID, time_s=1, group_id="g1", reward_sum=0)
+    journal = open_journal(tmp_path)
+    journal.append(written)
+    journal.commit()
+    journal.close()
+    assert list(open_journal(tmp_path).replay()) == [written]
+
+
+def test_the_rewards_of_a_group_without_any_add_up_to_a_float() -> None:
+    facts = facts_of(batch_of_record(encode_group(make_group("g1", [None, None]))))
+    assert repr(facts.reward_sum) == "0.0"
 
 
 def test_a_process_killed_while_it_writes_has_kept_what_it_acknowledged(tmp_path: Path) -> None:
