@@ -21,7 +21,7 @@ from typing import Any
 from kills.audit import Audit, audit
 from kills.driver import ChaosError, Driver, Tally
 from kills.real_run import RealTarget
-from kills.schedule import PARTS, RAY_PARTS, Kill, schedule
+from kills.schedule import LEAST, PARTS, RAY_PARTS, Kill, least_kills, schedule
 
 LEAST_STEPS = 30
 DEFAULT_KILLS = {"real": 24, "fake": 500}
@@ -32,8 +32,8 @@ FAKE_POOLED = 2
 def main() -> int:
     arguments = parse_arguments()
     kind = "fake" if arguments.fake else "real"
-    num_kills = arguments.kills or DEFAULT_KILLS[kind]
-    parts = PARTS if arguments.fake else (*PARTS, *RAY_PARTS)
+    num_kills = DEFAULT_KILLS[kind] if arguments.kills is None else arguments.kills
+    parts = parts_of(kind)
     kills = schedule(num_kills, arguments.seed, parts, max_delay_s=MAX_DELAY_S[kind])[arguments.skip :]
     root = (arguments.root or Path(tempfile.mkdtemp(prefix="chaos-"))).resolve()
     say = _to_stderr if arguments.json else print
@@ -60,7 +60,19 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, help="a folder to make and to leave; by default a temporary one")
     parser.add_argument("--model", type=Path, default=Path("models/arithmetic"), help="folder of the small model")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on standard output")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    least = least_kills(parts_of("fake" if arguments.fake else "real"))
+    if arguments.kills is not None and arguments.kills < least:
+        parser.error(
+            f"--kills {arguments.kills}: too few, since half of them fall at points and each part is killed {LEAST} "
+            f"times; at least {least}"
+        )
+    return arguments
+
+
+def parts_of(kind: str) -> tuple[str, ...]:
+    """Whom a run of this kind can lose."""
+    return PARTS if kind == "fake" else (*PARTS, *RAY_PARTS)
 
 
 Outcome = tuple[Audit, Tally, list[str]]

@@ -140,7 +140,10 @@ def ledger(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Account for every group and token of a run, from its journal, also while it goes on. Exit code 1 with a gap."""
+    """Account for every group and token of a run, from its journal, also while it goes on.
+
+    Exit code 1 with a gap, or where a file of the journal is missing.
+    """
     console = Console(stderr=as_json)
     with _errors(console):
         from stream_grpo.rollouts import commands
@@ -148,7 +151,7 @@ def ledger(
         if as_json:
             account = commands.account_of(run)
             print(json.dumps(account))
-        if not (account["closes"] if as_json else commands.show_account(run, console)):
+        if not (account["closes"] and not account["missing"] if as_json else commands.show_account(run, console)):
             raise typer.Exit(1)
 
 
@@ -181,6 +184,7 @@ def rollouts(
         elif as_json:
             for found in commands.groups_of(run, filters, limit or 20):
                 print(json.dumps(found))
+            commands.say_missing(run, console)
         else:
             commands.show_groups(run, filters, limit or 20, console)
 

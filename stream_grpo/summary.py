@@ -91,5 +91,6 @@ def account(ledger: Mapping[str, Any]) -> dict[str, Any]:
         "groups": dict(ledger["groups"]),
         "reused": dict(ledger["reused"]),
         "losses": dict(ledger["losses"]),
+        "lost_in_sampler": int(ledger["lost_in_sampler"]),
         "ledger_closes": bool(ledger["closes"]),
     }

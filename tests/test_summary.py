@@ -67,9 +67,11 @@ def test_steps_that_a_restore_made_again_count_once() -> None:
 
 def test_the_trained_share_is_of_the_generated_tokens() -> None:
     parts: dict[str, dict[str, int]] = {"groups": {}, "reused": {}, "losses": {}}
-    figures = account({"tokens": {"generated": 200, "trained": 150, "no_signal": 50}, "closes": True, **parts})
+    tokens = {"generated": 200, "trained": 150, "no_signal": 50}
+    figures = account({"tokens": tokens, "closes": True, "lost_in_sampler": 7, **parts})
     assert figures["trained_share"] == 0.75
     assert figures["ledger_closes"] is True
+    assert figures["lost_in_sampler"] == 7
 
 
 def test_an_evaluation_is_summed_up_by_its_headline() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import sys
 import tomllib
 import zlib
@@ -29,15 +30,52 @@ Row = dict[str, Any]
 ENDS = ("trained", "stale", "no_signal", "invalid")
 IN_FLIGHT = ("ticketed", "partial", "rescored")
 STATES = (*IN_FLIGHT, "accepted", "leased", "restored", *ENDS)
+USES = ("reused", "undone")
+"""Of a group that was trained: a step trained on it once more, a restore took that back."""
+NEVER_VALID = ("abort", "error", "partial")
+"""Ends of rollouts that are never trained on, whatever their reward."""
 
 
-class Record(NamedTuple):
-    """What a group's own record says of it."""
+class Rollout(NamedTuple):
+    """What a record says of one of its rollouts."""
 
     num_tokens: int
     """Sampled tokens: those of the loss mask."""
     versions: frozenset[Version]
     """That sampled them."""
+    is_valid: bool
+    """Whether it has a reward and ended as one that may be trained on."""
+
+
+class Record(NamedTuple):
+    """What a group's own record says of it."""
+
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens of all rollouts."""
+        return sum(rollout.num_tokens for rollout in self.rollouts)
+
+    @property
+    def versions(self) -> frozenset[Version]:
+        """That sampled any of them."""
+        return frozenset().union(*(rollout.versions for rollout in self.rollouts))
+
+
+class Rules(NamedTuple):
+    """What the run's configuration says of ages and uses."""
+
+    max_policy_age: int = 4
+    too_old: str = "wait"
+    max_uses: int = 1
+    reuse_share: float = 0.25
+    groups_per_step: int = 32
+
+    @property
+    def reused_per_step(self) -> int:
+        """Groups of a step, at most, that were trained on before."""
+        return math.floor(self.reuse_share * self.groups_per_step + 1e-9) if self.max_uses > 1 else 0
 
 
 @dataclass
@@ -47,9 +85,11 @@ class Audit:
     lost: int = 0
     """Groups that were acknowledged and are not there, not whole, or trained by a model that was given up for good."""
     trained_twice: int = 0
-    """Trainings of a group, along the branches that lead to the final model, beyond its first."""
+    """Trainings of a group, along the branches that lead to the final model, beyond its first and the further uses that
+    `stream.max_uses` and `stream.reuse_share` allow."""
     age_violations: int = 0
-    """Trainings of a group with a token older than `stream.max_policy_age`, on any branch."""
+    """Trainings of a group on a token older than `stream.max_policy_age`, on any branch. With `stream.too_old` =
+    baseline_only a step may have such a token and not train on it."""
     steps_missing: int = 0
     """Steps of the final model without a group."""
     ledger_closes: bool = True
@@ -61,6 +101,8 @@ class Audit:
     """The newest checkpoint: branch and step."""
     num_branches: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
+    reused: dict[str, int] = field(default_factory=lambda: {"uses": 0, "tokens": 0})
+    """Further uses that no restore took back, and the tokens they trained on."""
     findings: list[str] = field(default_factory=list)
     """A sentence for everything that is wrong."""
 
@@ -116,11 +158,21 @@ def _place(row: Row) -> Place:
 def _record(segment: bytes, data: bytes) -> Record:
     schema = pa.ipc.open_stream(pa.py_buffer(segment)).schema
     batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
-    mask, branches, steps = (
-        batch.column(name).flatten().to_pylist() for name in ("loss_mask", "version_branch", "version_step")
-    )
+    names = ("loss_mask", "version_branch", "version_step", "reward", "end_reason")
+    columns = [batch.column(name).to_pylist() for name in names]
+    return Record(tuple(_rollout(*values) for values in zip(*columns, strict=True)))
+
+
+def _rollout(mask: list[bool], branches: list[int], steps: list[int], reward: float | None, end_reason: str) -> Rollout:
     sampled = [(branch, step) for kept, branch, step in zip(mask, branches, steps, strict=True) if kept]
-    return Record(len(sampled), frozenset(sampled))
+    is_valid = reward is not None and end_reason not in NEVER_VALID and bool(sampled)
+    return Rollout(len(sampled), frozenset(sampled), is_valid)
+
+
+def read_rules(path: Path) -> Rules:
+    """The rules of a run, by its configuration; the trainer's defaults where that has no value."""
+    stream = tomllib.loads(path.read_text()).get("stream", {})
+    return Rules(**{name: stream[name] for name in Rules._fields if name in stream})
 
 
 def forks_of(rows: Iterable[Row]) -> dict[int, Version]:
@@ -175,21 +227,28 @@ def audit(run: Path, witnessed: Iterable[str] = ()) -> Audit:
     records, damage = read_records(run / "journal", rows)
     versions, damaged_checkpoints = read_checkpoints(run / "checkpoints")
     forks = forks_of(rows)
-    max_policy_age = tomllib.loads((run / "config.toml").read_text()).get("stream", {}).get("max_policy_age", 4)
+    rules = read_rules(run / "config.toml")
     found = Audit(final=versions[-1] if versions else (0, 0), num_branches=len(forks) + 1)
     on_path = reach(found.final, forks)
-    by_group: dict[str, list[Row]] = {}
-    for row in rows:
-        if row["kind"] in STATES:
-            by_group.setdefault(row["group_id"], []).append(row)
+    by_group, uses = _of_groups(rows, STATES), _of_groups(rows, USES)
     found.groups_accepted = sum(row["kind"] == "accepted" for row in rows)
     _count_lost(found, by_group, on_path, [*damage, *_unwitnessed(by_group, witnessed), *_gaps(by_group)])
     _count_trained(found, by_group, on_path)
-    _count_ages(found, by_group, records, forks, max_policy_age)
+    _count_uses(found, by_group, uses, on_path, rules)
+    _count_ages(found, _of_groups(rows, (*STATES, *USES)), records, forks, rules)
     _count_tokens(found, rows, by_group, records)
     _compare_account(found, run)
-    _compare_model(found, run, by_group, on_path)
+    _compare_model(found, run, _trainings(by_group, uses, on_path))
     found.findings += damaged_checkpoints
+    return found
+
+
+def _of_groups(rows: Iterable[Row], kinds: Sequence[str]) -> dict[str, list[Row]]:
+    """The rows of some kinds by group."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["kind"] in kinds:
+            found.setdefault(row["group_id"], []).append(row)
     return found
 
 
@@ -243,25 +302,92 @@ def _count_trained(found: Audit, by_group: Mapping[str, Sequence[Row]], on_path:
     found.findings += [f"step {step} of the final model has no group" for step in missing]
 
 
-def _count_ages(
+def _standing(rows: Iterable[Row]) -> tuple[list[Row], list[Version]]:
+    """Further uses of a group that were not taken back, and versions that were taken back without being there."""
+    standing: list[Row] = []
+    unknown = []
+    for row in rows:
+        if row["kind"] == "reused":
+            standing.append(row)
+            continue
+        undone = [use for use in standing if _version(use) == _version(row)]
+        standing = [use for use in standing if use not in undone]
+        unknown += [] if undone else [_version(row)]
+    return standing, unknown
+
+
+def _version(row: Row) -> Version:
+    return row["branch"], row["step"]
+
+
+def _count_uses(
     found: Audit,
     by_group: Mapping[str, Sequence[Row]],
+    uses: Mapping[str, Sequence[Row]],
+    on_path: Mapping[int, int],
+    rules: Rules,
+) -> None:
+    """Further uses: within the bounds of group and step, after a first one, taken back where the model has them not."""
+    by_step: Counter[Version] = Counter()
+    for group_id, rows in uses.items():
+        standing, unknown = _standing(rows)
+        by_step.update(map(_version, standing))
+        found.reused["uses"] += len(standing)
+        found.reused["tokens"] += sum(row["trained_tokens"] for row in standing)
+        trained = [_version(row) for row in by_group.get(group_id, ()) if _is_trained(on_path, row)]
+        steps = [*trained, *(_version(row) for row in standing if _is_on(on_path, row))]
+        left = [_version(row) for row in standing if not _is_on(on_path, row)]
+        twice = len(steps) - min(len(set(steps)), rules.max_uses if trained else 0)
+        # More than one `trained` is counted where those are.
+        twice -= max(0, len(trained) - 1)
+        if twice > 0:
+            found.trained_twice += twice
+            found.findings.append(
+                f"{group_id}: used by {steps}, first by {trained}; max_uses is {rules.max_uses}, each in another step"
+            )
+        if left or unknown:
+            found.ledger_closes = False
+            found.findings.append(
+                f"{group_id}: uses by {left} are in no model and were not taken back, those by {unknown} were and are "
+                f"not in the log"
+            )
+    for version, count in by_step.items():
+        if count > rules.reused_per_step:
+            found.trained_twice += count - rules.reused_per_step
+            found.findings.append(f"{version}: {count} groups were used again, at most {rules.reused_per_step} may be")
+
+
+def _count_ages(
+    found: Audit,
+    history: Mapping[str, Sequence[Row]],
     records: Mapping[Place, Record],
     forks: Mapping[int, Version],
-    max_policy_age: int,
+    rules: Rules,
 ) -> None:
-    for group_id, rows in by_group.items():
-        versions: frozenset[Version] = frozenset()
+    for group_id, rows in history.items():
+        record = Record(())
         for row in rows:
-            if row["length"] and _place(row) in records:
-                versions = records[_place(row)].versions
-            if row["kind"] != "trained":
+            if row["length"]:
+                record = records.get(_place(row), record)
+            if row["kind"] not in ("trained", "reused"):
                 continue
             start = (row["branch"], row["step"] - 1)
-            oldest = max((age(version, start, forks) for version in versions), default=0)
-            if oldest > max_policy_age:
+            oldest = max((age(version, start, forks) for version in record.versions), default=0)
+            if oldest > rules.max_policy_age and row["trained_tokens"] > _num_young(record, start, forks, rules):
                 found.age_violations += 1
                 found.findings.append(f"{group_id}: a token {oldest} steps old was trained from {start}")
+
+
+def _num_young(record: Record, start: Version, forks: Mapping[int, Version], rules: Rules) -> int:
+    """Tokens that may be trained of a group with one that is too old: with baseline_only those of young rollouts."""
+    if rules.too_old != "baseline_only":
+        return -1
+    valid = (rollout for rollout in record.rollouts if rollout.is_valid)
+    return sum(
+        rollout.num_tokens
+        for rollout in valid
+        if max(age(version, start, forks) for version in rollout.versions) <= rules.max_policy_age
+    )
 
 
 def _count_tokens(
@@ -320,7 +446,11 @@ def _compare_account(found: Audit, run: Path) -> None:
     for name in ("summary.json", "ledger.json"):
         if not (run / name).exists():
             continue
-        theirs = json.loads((run / name).read_bytes())["tokens"]
+        account = json.loads((run / name).read_bytes())
+        theirs = account["tokens"]
+        if account.get("reused", found.reused) != found.reused:
+            found.ledger_closes = False
+            found.findings.append(f"{name} has other further uses: recounted {found.reused}, there {account['reused']}")
         differing = {fate: (found.tokens.get(fate, 0), theirs.get(fate, 0)) for fate in {*found.tokens, *theirs}}
         differing = {fate: pair for fate, pair in differing.items() if pair[0] != pair[1]}
         if differing:
@@ -328,18 +458,30 @@ def _compare_account(found: Audit, run: Path) -> None:
             found.findings.append(f"{name} has other tokens, (recounted, there): {differing}")
 
 
-def _compare_model(found: Audit, run: Path, by_group: Mapping[str, Sequence[Row]], on_path: Mapping[int, int]) -> None:
-    """A model that remembers what it was trained on, as the fake one does, must have what the log says, once each."""
+def _trainings(
+    by_group: Mapping[str, Sequence[Row]], uses: Mapping[str, Sequence[Row]], on_path: Mapping[int, int]
+) -> Counter[str]:
+    """How often the final model was trained on each group, by the log."""
+    counts: Counter[str] = Counter()
+    for group_id, rows in by_group.items():
+        again = [row for row in _standing(uses.get(group_id, ()))[0] if _is_on(on_path, row)]
+        counts[group_id] = any(_is_trained(on_path, row) for row in rows) + len(again)
+    return +counts
+
+
+def _compare_model(found: Audit, run: Path, by_log: Counter[str]) -> None:
+    """A model that remembers what it was trained on, as the fake one does, must have what the log says, as often."""
     path = run / "checkpoints" / f"checkpoint-{found.final[0]}.{found.final[1]}" / "engine" / "trained.json"
     if not path.exists():
         return
     trained = Counter(json.loads(path.read_bytes()))
-    twice = [name for name, count in trained.items() if count > 1]
-    by_log = {name for name, rows in by_group.items() if any(_is_trained(on_path, row) for row in rows)}
+    twice = [name for name, count in trained.items() if count > max(1, by_log[name])]
     found.trained_twice += len(twice)
     found.findings += [f"{name}: the model was trained on it {trained[name]} times" for name in twice]
-    differing = sorted(by_log ^ trained.keys())
+    differing = sorted(by_log.keys() ^ trained.keys())
     found.findings += [f"{name}: trained by the log or by the model, not both" for name in differing]
+    missed = sorted(name for name in by_log.keys() & trained.keys() if trained[name] < by_log[name])
+    found.findings += [f"{name}: used {by_log[name]} times by the log, {trained[name]} by the model" for name in missed]
 
 
 def main() -> int:
@@ -359,8 +501,11 @@ def main() -> int:
 
 def table(found: Audit) -> str:
     """For people."""
-    values = {name: value for name, value in asdict(found).items() if name not in ("findings", "tokens", "final")}
+    values = {
+        name: value for name, value in asdict(found).items() if name not in ("findings", "tokens", "reused", "final")
+    }
     values |= {"final_version": "{}.{}".format(*found.final), "tokens_generated": found.tokens.get("generated", 0)}
+    values["further_uses"] = found.reused["uses"]
     lines = [f"{name.replace('_', ' '):18} {value}" for name, value in values.items()]
     return "\n".join([*lines, *found.findings[:20]])
 

@@ -55,7 +55,7 @@ def configuration(root: Path, *, num_steps: int, seed: int, **sections: dict[str
         "sampler": {"num_samplers": 2, "group_size": 3, "max_new_tokens": 6, "max_num_seqs": 24},
         "stream": {"groups_per_step": 2, "max_policy_age": 2, "partial_interval_s": 0.05},
         "learner": {"checkpoint_interval": 2, "keep_checkpoints": 2},
-        "buffer": {"min_free_bytes": 0},
+        "buffer": {"min_free_bytes": 0, "log_bytes": 1 << 20},
         "curator": {"flush_outcomes": 4},
         "evaluation": {"interval": 0, "num_problems": 0},
     }

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import count, zip_longest
 
 from stream_grpo.failpoints import POINTS
 
@@ -59,19 +59,37 @@ def schedule(num_kills: int, seed: int, parts: Sequence[str], *, max_delay_s: fl
 
     Raises ValueError where `num_kills` are too few for that.
     """
+    least = least_kills(parts)
+    if num_kills < least:
+        raise ValueError(
+            f"{num_kills} kills are too few: half of them at points and each of {len(parts)} parts {LEAST} times takes "
+            f"at least {least}"
+        )
     rng = random.Random(seed)
-    points = [*FIRST_POINTS, *(name for name in POINTS if name not in FIRST_POINTS)]
-    at_points = [_at_point(points[i % len(points)], rng) for i in range(num_kills // 2)]
-    counts = Counter(kill.who for kill in at_points)
-    who = [part for part in parts for _ in range(max(0, LEAST - counts[part]))]
+    at_points = [_at_point(point, rng) for point in _points(num_kills)]
+    who = _owed(num_kills, parts)
     num_plain = num_kills - len(at_points)
-    if len(who) > num_plain:
-        raise ValueError(f"{num_kills} kills are too few: half of them at points and each of {len(parts)} parts twice")
     who += rng.choices(parts, k=num_plain - len(who))
     kills = at_points + [
         Kill(part, after_steps=rng.choice((0, 1, 1, 2)), delay_s=rng.uniform(0, max_delay_s)) for part in who
     ]
     return _in_order(kills, rng)
+
+
+def least_kills(parts: Sequence[str]) -> int:
+    """The fewest kills that a schedule may have; with each one more there is more room and no more is owed."""
+    return next(n for n in count(1) if len(_owed(n, parts)) <= n - n // 2)
+
+
+def _points(num_kills: int) -> list[str]:
+    points = [*FIRST_POINTS, *(name for name in POINTS if name not in FIRST_POINTS)]
+    return [points[i % len(points)] for i in range(num_kills // 2)]
+
+
+def _owed(num_kills: int, parts: Sequence[str]) -> list[str]:
+    """Who must be killed elsewhere, so that each part is killed LEAST times."""
+    counts = Counter(map(victim_of, _points(num_kills)))
+    return [part for part in parts for _ in range(max(0, LEAST - counts[part]))]
 
 
 def _at_point(point: str, rng: random.Random) -> Kill:

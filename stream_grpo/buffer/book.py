@@ -117,7 +117,7 @@ class Book:
         self.taken: OrderedDict[tuple[str, int, int], Admission] = OrderedDict()
         """How the last inserts were taken, by group, owner epoch and CRC32."""
         self.mixed_context_tokens = 0
-        """Sampled on a KV cache of older weights, of all groups taken."""
+        """Sampled on a KV cache of older weights: of all groups taken, and of what ended in flight."""
         for row in journal.replay():
             self._apply(row)
         self.ledger.check()
@@ -184,7 +184,7 @@ class Book:
     def snapshot(self, now: float, *, closes_log: int) -> Transition:
         """All that was applied as one row; the log of this number ends before it, and what follows is applied to it."""
         self.retention.close_log(closes_log)
-        return snapshot_row(self._folds, now)
+        return snapshot_row(self._folds, now, begins_log=closes_log + 1)
 
     def segments_in_use(self) -> set[int]:
         """Segments with a record that a restore, a lease or the curator may still ask for."""
@@ -210,7 +210,7 @@ class Book:
         )
 
     def end_ticket(self, held: InFlight, reason: str, now: float, kind: Kind = Kind.STALE) -> None:
-        """End a group in flight, by default as stale, its problem and sampler named."""
+        """End a group in flight, by default as stale, its problem and sampler named, and what was sampled of it."""
         group_id = held.ticket.group_id
         row = replace(
             self.row(kind, now, group_id, reason),
@@ -218,6 +218,15 @@ class Book:
             sampler_id=held.sampler_id,
             owner_epoch=held.ticket.owner_epoch,
         )
+        if partial := self.partials.get(group_id):
+            row = replace(
+                row,
+                num_tokens=partial.num_tokens,
+                num_rollouts=partial.num_rollouts,
+                num_valid=partial.num_valid,
+                reward_sum=partial.reward_sum,
+                mixed_context_tokens=partial.mixed_context_tokens,
+            )
         self.write(row)
 
     def end_other_configurations(self, groups: Iterable[Held], now: float) -> None:

@@ -80,7 +80,7 @@ class GroupFacts:
     @property
     def reward_sum(self) -> float:
         """Of the valid rollouts; 0 where one of their rewards is not finite."""
-        total = sum(self.rewards)
+        total = sum(self.rewards, 0.0)
         return total if math.isfinite(total) else 0.0
 
     @property

@@ -144,6 +144,7 @@ class Intake:
             group_id=group_id,
             owner_epoch=again.held.ticket.owner_epoch + 1,
             dropped_tokens=0 if again.keeps_prefix else num_tokens,
+            mixed_context_tokens=partial.mixed_context_tokens if partial and not again.keeps_prefix else 0,
             lost_tokens=self.owners.lost_tokens(group_id),
         )
 

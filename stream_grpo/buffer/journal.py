@@ -6,6 +6,7 @@ acknowledged.
 
 A log that has grown is followed by another, which begins with a snapshot of all that the earlier ones say. It gets its
 name once it is whole, and the segments begin anew with it: a log and the segments it names leave the disk together.
+`chain` is how a log that is gone is noticed.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from stream_grpo.buffer import layout
+from stream_grpo.buffer.chain import check_former, check_newest, close_former, followed
 from stream_grpo.buffer.layout import AppendOnly, Lock
 from stream_grpo.buffer.recovery import (
     LOG_HEADER,
     SEGMENT_HEADER,
+    check_first,
     check_schema,
     commits,
     read_record,
@@ -66,8 +69,11 @@ class Journal:
             raise
 
     def _recover(self) -> int:
-        for unfinished in self._directory.glob(".*.tmp"):
+        for unfinished in layout.unfinished(self._directory):
             unfinished.unlink()
+        strays = layout.strays(self._directory)
+        if strays:
+            _log.warning("%s: left alone, no journal names a file so: %s", self._directory, ", ".join(strays))
         data = self._log.read(0, self._log.size)
         if LOG_HEADER.startswith(data) and data != LOG_HEADER:
             self._begin()
@@ -78,7 +84,11 @@ class Journal:
         for committed, end in commits(self._log.path, data):
             self._log_start = self._log_start if rows else end
             rows += committed
+        check_first(self._log.path, rows[0] if rows else None)
+        check_newest(self._log.path, rows)
         retention = retained(self._log.path, rows)
+        close_former(self._log.path, rows, time.time())
+        check_former(self._log.path, retention)
         num_incomplete = repair_segments(self._directory, retention)
         if end < len(data):
             self._log.cut(end)
@@ -222,12 +232,14 @@ class Journal:
     def begin_log(self, snapshot: Transition) -> None:
         """Begin the next log with a snapshot of all that was committed; nothing may wait for `commit`.
 
-        Raises JournalError as `commit` does.
+        Then the log before ends by naming it. Raises JournalError as `commit` does.
         """
         assert not self._rows
         path = self._directory / layout.log_name(self.log_number + 1)
         try:
             replace_with(path, LOG_HEADER + encode_transitions([snapshot]))
+            # In this order: a log that ends so has lost something if there is none after it.
+            self._log.append(followed(self.log_number + 1, snapshot.time_s))
             following = AppendOnly(path)
         except OSError as error:
             raise self._break(error) from error

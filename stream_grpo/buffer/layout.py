@@ -19,7 +19,7 @@ from pathlib import Path
 from stream_grpo.errors import JournalError
 
 LOCK_NAME = "lock"
-_NAME = re.compile(r"([a-z]+)-(\d{6,})\.arrow")
+_NAME = re.compile(r"(segment|transitions|unnamed)-(\d{6,})\.arrow")
 
 
 def segment_name(number: int) -> str:
@@ -60,8 +60,31 @@ def unnamed(directory: Path) -> dict[int, Path]:
 
 
 def _numbered(directory: Path, what: str) -> dict[int, Path]:
-    found = [(match, path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return dict(sorted((int(match[2]), path) for match, path in found if match[1] == what))
+    found = [(number_of(path), path) for path in directory.iterdir() if _kind_of(path.name) == what]
+    return dict(sorted(found))
+
+
+def number_of(path: Path) -> int:
+    """The number in the name of a segment or a log; 0 where it has none."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[2]) if match else 0
+
+
+def _kind_of(name: str) -> str:
+    """What a file of this name is; empty where no journal gives a file that name, as one with a digit too many."""
+    match = _NAME.fullmatch(name)
+    return match[1] if match and int(match[2]) and name == f"{match[1]}-{int(match[2]):06d}.arrow" else ""
+
+
+def unfinished(directory: Path) -> list[Path]:
+    """Files that a crash left before they got their names."""
+    return [path for path in directory.glob(".*.tmp") if _kind_of(path.name[1:-4])]
+
+
+def strays(directory: Path) -> list[str]:
+    """Names of what is there and is no file of a journal."""
+    ours = {LOCK_NAME, SINGLE_LOG_NAME, *(path.name for path in unfinished(directory))}
+    return sorted(path.name for path in directory.iterdir() if not _kind_of(path.name) and path.name not in ours)
 
 
 class AppendOnly:

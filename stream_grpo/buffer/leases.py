@@ -157,7 +157,7 @@ class Leases:
         return staleness(
             version,
             issued_at=held.issued_at,
-            inserted_at=held.record.version,
+            inserted_at=held.came_in_at,
             learner=lineage.learner,
             forks=lineage.forks,
         )

@@ -55,13 +55,13 @@ class Owners:
         return len(silent)
 
     def partial(self, facts: GroupFacts, data: bytes, now: float) -> str:
-        """Keep what its owner has so far of a group in flight; why not, where it is not kept."""
+        """Keep what its owner has so far of a group in flight, unless it is kept already; why it cannot be kept."""
         why = self._why_not_kept(facts)
         if why:
             return why
         num_shared, earlier = self.shared_tokens(facts.group_id, data)
         if earlier and num_shared == facts.num_tokens:
-            return "nothing new"
+            return ""
         row = replace(
             self._book.row(Kind.PARTIAL, now, facts.group_id),
             problem_id=facts.problem_id,

@@ -26,6 +26,12 @@ class Partial:
 
     location: Location
     num_tokens: int
+    num_rollouts: int = 0
+    num_valid: int = 0
+    """Rollouts with a reward."""
+    reward_sum: float = 0.0
+    """Of these."""
+    mixed_context_tokens: int = 0
     versions: frozenset[PolicyVersion] = frozenset()
     """That sampled its tokens."""
     config_hash: str = ""
@@ -56,6 +62,10 @@ class Partials:
         self._partials[held.group_id] = Partial(
             location=held.location,
             num_tokens=held.num_tokens,
+            num_rollouts=held.record.num_rollouts,
+            num_valid=held.record.num_valid,
+            reward_sum=held.record.reward_sum,
+            mixed_context_tokens=held.record.mixed_context_tokens,
             versions=held.versions,
             config_hash=held.config_hash,
             is_complete=True,
@@ -67,6 +77,8 @@ class Partials:
         partial = self._partials[facts.group_id]
         partial.data, partial.versions, partial.config_hash = data, facts.versions, facts.config_hash
         partial.is_complete = facts.num_unfinished == 0
+        partial.num_rollouts, partial.num_valid = facts.num_rollouts, len(facts.rewards)
+        partial.reward_sum, partial.mixed_context_tokens = facts.reward_sum, facts.mixed_context_tokens
 
     def load(self, read: Reader) -> None:
         """Read from disk what is missing in memory, after a restart."""

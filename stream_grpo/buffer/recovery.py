@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,6 +28,8 @@ from stream_grpo.transport.codec import GROUP_SCHEMA
 LOG_HEADER: bytes = TRANSITION_SCHEMA.serialize().to_pybytes()
 SEGMENT_HEADER: bytes = GROUP_SCHEMA.serialize().to_pybytes()
 _MESSAGE_START = b"\xff\xff\xff\xff"
+_TAIL_BYTES = 16 << 10
+"""Many times what the commit of one short row takes."""
 _BROKEN = (pa.ArrowException, OSError, EOFError, ValueError, OverflowError)
 
 
@@ -76,6 +79,22 @@ def rows_of(path: Path) -> Iterator[Transition]:
         yield from rows
 
 
+def last_row(path: Path) -> Transition | None:
+    """The last row of a log, where its last commit is whole and no longer than a few rows; else None."""
+    with path.open("rb") as file:
+        offset = max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES)
+        data = layout.pread(file.fileno(), offset, _TAIL_BYTES)
+    position = data.rfind(_MESSAGE_START)
+    while position >= 0:
+        # Most places that look like the start of a message are in the middle of one.
+        with suppress(*_BROKEN):
+            rows, length = _read_commit(memoryview(data)[position:])
+            if position + length == len(data):
+                return rows[-1]
+        position = data.rfind(_MESSAGE_START, 0, position + len(_MESSAGE_START) - 1)
+    return None
+
+
 def _read_commit(data: memoryview) -> tuple[list[Transition], int]:
     source = pa.BufferReader(pa.py_buffer(data))
     message = pa.ipc.read_message(source)
@@ -116,20 +135,29 @@ def _next_whole_commit(data: bytes, start: int) -> int | None:
     return None
 
 
-def retained(log: Path, rows: Iterable[Transition]) -> Retention:
-    """The segments that a log says are there, from its snapshot and all rows after it.
+def check_first(log: Path, row: Transition | None) -> None:
+    """Raises JournalError where the first row of a log, None if there is none, is not that of the log of its number."""
+    snapshot = row if row and row.kind is Kind.SNAPSHOT else None
+    number, found = layout.number_of(log), snapshot.segment if snapshot else 1
+    if number == found:
+        return
+    if found == 1 and not row:
+        raise JournalError(f"{log}: does not begin with a snapshot, it has no whole row; put back a copy of it")
+    raise JournalError(
+        f"{log}: begins as {layout.log_name(found)} does, so that one was copied over it; put back a copy of its own"
+        if snapshot
+        else f"{log}: does not begin with a snapshot, as {layout.LOG_NAME} does; put back a copy of its own"
+    )
 
-    Raises JournalError where a log that is not the first begins without a snapshot.
-    """
-    retention, is_first = Retention(), True
+
+def retained(log: Path, rows: Iterable[Transition]) -> Retention:
+    """The files that a log says are there, from its snapshot and all rows after it."""
+    retention = Retention()
     for row in rows:
         if row.kind is Kind.SNAPSHOT:
             set_folds({"retention": retention}, row)
-        elif is_first and log.name != layout.LOG_NAME:
-            raise JournalError(f"{log}: does not begin with a snapshot, and the log before it may be gone")
         else:
             retention.apply(row)
-        is_first = False
     return retention
 
 

@@ -17,23 +17,29 @@ class SignalWatch:
 
     def __init__(self) -> None:
         """Nothing seen yet: the expected share is 1/2."""
-        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._recent: deque[tuple[str, bool]] = deque(maxlen=WINDOW)
+        """Groups, and whether each had signal."""
         self._without: Counter[str] = Counter()
         self._num_truncated = 0
 
     def apply(self, row: Transition) -> None:
-        """Follow a transition: a record that came in, a ticket that passed its deadline, or a start."""
+        """Follow a transition: a record that came in, a ticket that passed its deadline, or a start.
+
+        A group that is scored again counts once, as it comes in last.
+        """
         if row.kind is Kind.STARTED:
             self._reset()
         elif row.kind is Kind.ACCEPTED:
-            self._recent.append(True)
+            self._recent.append((row.group_id, True))
             self._reset()
+        elif row.kind is Kind.RESCORED:
+            self._recent = deque((seen for seen in self._recent if seen[0] != row.group_id), maxlen=WINDOW)
         elif row.kind is Kind.NO_SIGNAL or (row.kind is Kind.INVALID and row.location):
-            self._recent.append(False)
+            self._recent.append((row.group_id, False))
             self._without[row.reason if row.kind is Kind.NO_SIGNAL else "invalid"] += 1
             self._num_truncated += row.num_truncated > 0
         elif row.kind is Kind.STALE and row.reason == "deadline":
-            self._recent.append(False)
+            self._recent.append((row.group_id, False))
 
     def _reset(self) -> None:
         self._without.clear()
@@ -42,7 +48,7 @@ class SignalWatch:
     @property
     def expected_share(self) -> float:
         """(with signal + 1) / (groups + 2) over the last WINDOW groups: Laplace's rule, never 0 nor 1."""
-        return (sum(self._recent) + 1) / (len(self._recent) + 2)
+        return (sum(has_signal for _, has_signal in self._recent) + 1) / (len(self._recent) + 2)
 
     @property
     def num_without(self) -> int:

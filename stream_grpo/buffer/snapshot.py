@@ -64,10 +64,12 @@ class Fold(Protocol):
         """Attributes that hold what the rows say."""
 
 
-def snapshot_row(folds: Mapping[str, Fold], now: float) -> Transition:
-    """The state of folds, by name, as a row. Raises TypeError where one holds a value of an unknown type."""
+def snapshot_row(folds: Mapping[str, Fold], now: float, *, begins_log: int) -> Transition:
+    """The state of folds, by name, as the first row of a log. Raises TypeError for a value of an unknown type."""
     state = {name: {key: to_plain(getattr(fold, key)) for key in fold.folded} for name, fold in folds.items()}
-    return Transition(kind=Kind.SNAPSHOT, time_s=now, reason=json.dumps(state, separators=(",", ":")))
+    return Transition(
+        kind=Kind.SNAPSHOT, time_s=now, segment=begins_log, reason=json.dumps(state, separators=(",", ":"))
+    )
 
 
 def set_folds(folds: Mapping[str, Fold], row: Transition) -> None:

@@ -6,6 +6,9 @@ The age of a group at lease is that of its oldest token, w, against the learner.
     in flight     what its age had grown by when the group came in
     in queue      what it had grown by at lease
 
+A ticket that is issued again with what was sampled so far goes on from the one before, so that its issue is the first
+one; a group that is scored again has come in when it first did.
+
 Weights newer than the learner was at one of these moments have the age 0 then. On one branch that is all. A restore may
 bring the learner nearer to w, so that an age falls: the parts are then cut at the age, the publish lag last.
 """
@@ -145,7 +148,8 @@ class Losses:
 
     def _lose(self, record: Transition, *, is_of_age: bool) -> None:
         problem_id = record.problem_id
-        if record.length:
+        # A ticket has no record, and what was sampled of its group is lost all the same.
+        if record.length or record.num_tokens:
             self._lost.add(record)
         if not problem_id:
             return

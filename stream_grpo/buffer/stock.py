@@ -26,7 +26,9 @@ class Held:
     record: Transition
     """The row that brought it."""
     issued_at: PolicyVersion
-    """The learner when its ticket was issued."""
+    """The learner when the ticket was issued under which its first tokens were sampled."""
+    came_in_at: PolicyVersion
+    """The learner when the group came in; of one that was scored again, for the first time."""
     state: Kind
     version: PolicyVersion
     """Leased: the version the step starts from. Trained: the version that was made."""
@@ -72,7 +74,7 @@ class Held:
 class Stock:
     """Held groups in the order they came in."""
 
-    folded = ("_held", "_leased", "_lent", "_final", "_issued", "_num_live", "final")
+    folded = ("_held", "_leased", "_lent", "_final", "_issued", "_begun", "_came_in", "_num_live", "final")
 
     def __init__(self, *, max_uses: int = 1, max_policy_age: int = 0) -> None:
         """Empty. Trained groups are held on for up to `max_uses` while they may be young enough."""
@@ -83,6 +85,10 @@ class Stock:
         self._final: dict[str, Held] = {}
         """Trained for good, and still of use: to a step, or to a restore, which undoes further uses."""
         self._issued: dict[str, PolicyVersion] = {}
+        self._begun: set[str] = set()
+        """Groups in flight that have tokens: a ticket that is issued again with them goes on from the earlier one."""
+        self._came_in: dict[str, PolicyVersion] = {}
+        """Groups in flight that came in before and are scored again."""
         self._num_live = 0
         self.final: PolicyVersion | None = None
         """The oldest kept checkpoint; groups it contains are trained for good."""
@@ -91,11 +97,11 @@ class Stock:
         """Follow a transition; the ids of groups whose training became final."""
         held = self._held.get(row.group_id)
         match row.kind:
-            case Kind.TICKETED:
-                self._issued[row.group_id] = lineage.learner
+            case Kind.TICKETED | Kind.PARTIAL:
+                self._follow_ticket(row, lineage.learner)
             case Kind.ACCEPTED if row.location:
-                issued_at = self._issued.pop(row.group_id, row.version)
-                self._held[row.group_id] = Held(row.group_id, row, issued_at, row.kind, row.version)
+                issued_at, came_in_at = self._take_moments(row)
+                self._held[row.group_id] = Held(row.group_id, row, issued_at, came_in_at, row.kind, row.version)
                 self._num_live += 1
             case Kind.STARTED:
                 self._lent.clear()
@@ -106,7 +112,7 @@ class Stock:
             case Kind.REUSED | Kind.UNDONE:
                 self._use(row)
             case Kind.STALE | Kind.NO_SIGNAL | Kind.INVALID if held is None:
-                self._issued.pop(row.group_id, None)
+                self._take_moments(row)
             case Kind.LEASED | Kind.TRAINED | Kind.RESTORED | Kind.RESCORED | Kind.STALE | Kind.INVALID if held:
                 self._move(held, row)
                 if row.kind is Kind.TRAINED:
@@ -114,6 +120,19 @@ class Stock:
             case _:
                 pass
         return []
+
+    def _follow_ticket(self, row: Transition, learner: PolicyVersion) -> None:
+        if row.kind is Kind.PARTIAL:
+            self._begun |= {row.group_id} if row.num_tokens else set()
+        elif row.dropped_tokens or row.group_id not in self._begun:
+            self._take_moments(row)
+            self._issued[row.group_id] = learner
+
+    def _take_moments(self, row: Transition) -> tuple[PolicyVersion, PolicyVersion]:
+        """When the ticket of a group was issued and when the group came in, forgotten here."""
+        self._begun.discard(row.group_id)
+        issued_at = self._issued.pop(row.group_id, row.version)
+        return issued_at, self._came_in.pop(row.group_id, row.version)
 
     def _use(self, row: Transition) -> None:
         self._lent.pop(row.group_id, None)
@@ -126,6 +145,9 @@ class Stock:
     def _move(self, held: Held, row: Transition) -> None:
         was_live = held.state is not Kind.TRAINED
         self._leased.pop(held.group_id, None)
+        if row.kind is Kind.RESCORED:
+            self._begun.add(held.group_id)
+            self._issued[held.group_id], self._came_in[held.group_id] = held.issued_at, held.came_in_at
         if row.kind in _ENDS:
             del self._held[held.group_id]
         else:

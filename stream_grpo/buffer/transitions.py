@@ -6,7 +6,8 @@ columns hold, by kind:
     kind           branch, step               reason                              also
     hello          -                          -                                   sampler_id, owner_epoch: incarnation
     ticketed       weights of the sampler     id of the request it answers        sampler_id, owner_epoch; issued again:
-                                                                                  dropped_tokens, lost_tokens
+                                                                                  dropped_tokens, lost_tokens,
+                                                                                  mixed_context_tokens of those dropped
     picked         -                          -                                   problem_id of a ticket
     partial        learner when it came in    -                                   the record so far and num_tokens; it
                                                                                   replaces the one before
@@ -33,19 +34,23 @@ columns hold, by kind:
     checkpointed   the oldest kept checkpoint -
     evaluated      the evaluated weights      -                                   sampler_id, num_tokens; once a version
     removed        -                          -                                   segment: it leaves the disk next
-    snapshot       -                          all folds as JSON, see `snapshot`   first row of every log but the first
+    snapshot       -                          all folds as JSON, see `snapshot`   first row of every log but the first;
+                                                                                  segment: the number of its log
+    followed       -                          -                                   last row of every log but the newest;
+                                                                                  segment: the log that follows
 
 The counts of a record are `num_tokens`, sampled ones, `num_rollouts`, `num_valid`, `reward_sum`, `num_truncated` and
-`mixed_context_tokens`, and `dropped_tokens`, those of the partial before that it does not have. A `stale` row of an
-accepted group that was too old names its problem. `crc32` is of the record's bytes, `checksum` is the CRC32 of the
-other columns of the row as a JSON list without spaces: Arrow itself does not notice a flipped bit.
+`mixed_context_tokens`, and `dropped_tokens`, those of the partial before that it does not have. A ticket that ends has
+the counts of its newest partial. A `stale` row of an accepted group that was too old names its problem. `crc32` is of
+the record's bytes, `checksum` is the CRC32 of the other columns of the row as a JSON list without spaces: Arrow itself
+does not notice a flipped bit.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -81,6 +86,7 @@ class Kind(StrEnum):
     EVALUATED = "evaluated"
     REMOVED = "removed"
     SNAPSHOT = "snapshot"
+    FOLLOWED = "followed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +184,17 @@ _COLUMNS: Mapping[str, pa.DataType] = {
 
 TRANSITION_SCHEMA = pa.schema(
     [pa.field(name, of_type, nullable=False) for name, of_type in {**_COLUMNS, "checksum": pa.uint32()}.items()],
-    metadata={"schema": "stream_grpo.transition", "schema_version": "4"},
+    metadata={"schema": "stream_grpo.transition", "schema_version": "5"},
 )
 
 _ROW = pa.struct(list(TRANSITION_SCHEMA))
+
+
+_FLOATS = frozenset(name for name, of_type in _COLUMNS.items() if of_type == pa.float64())
+
+
+def _items(row: Transition) -> Iterator[tuple[str, Any]]:
+    return ((name, getattr(row, name)) for name in _COLUMNS)
 
 
 def checksum(values: Iterable[Any]) -> int:
@@ -191,7 +204,8 @@ def checksum(values: Iterable[Any]) -> int:
 
 def encode_transitions(rows: Iterable[Transition]) -> bytes:
     """Rows as one IPC message, without its schema."""
-    values = ([getattr(row, name) for name in _COLUMNS] for row in rows)
+    # The checksum is of what is read back: a whole number in a column of floats comes back as a float.
+    values = ([float(value) if name in _FLOATS else value for name, value in _items(row)] for row in rows)
     # One conversion for all columns: an array each takes twice as long for the few rows of a commit.
     structs = pa.array([(*row, checksum(row)) for row in values], _ROW)
     data: bytes = pa.RecordBatch.from_struct_array(structs).serialize().to_pybytes()

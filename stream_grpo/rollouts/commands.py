@@ -10,17 +10,23 @@ from stream_grpo.config_file import load_run
 from stream_grpo.console import Console
 from stream_grpo.rollouts import text
 from stream_grpo.rollouts.export import write_parquet
+from stream_grpo.rollouts.missing import what_is_missing
 from stream_grpo.rollouts.views import Filters, find, journal_of, newest_lines, read_account
 
 
 def account_of(run: Path) -> dict[str, Any]:
     """The account of a run as plain values."""
     account, lineage = read_account(journal_of(run))
-    return account.as_fields() | {"learner": lineage.version, "ends": dict(account.ends), "gap": account.gap()}
+    return account.as_fields() | {
+        "learner": lineage.version,
+        "ends": dict(account.ends),
+        "gap": account.gap(),
+        "missing": what_is_missing(journal_of(run)),
+    }
 
 
 def show_account(run: Path, console: Console) -> bool:
-    """Show the account of a run; whether it closes."""
+    """Show the account of a run; whether it closes and no file of the journal is missing."""
     account, lineage = read_account(journal_of(run))
     console.say(f"{run}: learner at {lineage.version or 'no version yet'}")
     console.table(text.ACCOUNT_COLUMNS, text.account_rows(account), numbers=text.ACCOUNT_COLUMNS[1:])
@@ -29,8 +35,17 @@ def show_account(run: Path, console: Console) -> bool:
             ("end", "groups"), [(end, f"{n:,}") for end, n in account.ends.most_common()], numbers=("groups",)
         )
     gap = account.gap()
+    missing = say_missing(run, console)
     console.say(f"DOES NOT CLOSE: {gap}" if gap else "closes")
-    return not gap
+    return not (gap or missing)
+
+
+def say_missing(run: Path, console: Console) -> bool:
+    """Say what is missing of the journal, and what that means for what is shown; whether anything is."""
+    missing = what_is_missing(journal_of(run))
+    for sentence in missing:
+        console.say(f"MISSING: {sentence}")
+    return bool(missing)
 
 
 def groups_of(run: Path, filters: Filters, limit: int) -> list[dict[str, Any]]:
@@ -44,10 +59,12 @@ def show_groups(run: Path, filters: Filters, limit: int, console: Console) -> No
     console.table(text.COLUMNS, map(text.cells, lines), numbers=text.NUMBERS)
     if not lines:
         console.say("no such group has come in, or its segment has left the disk")
+    say_missing(run, console)
 
 
 def show_group(run: Path, group_id: str, console: Console, *, with_tokens: bool) -> None:
     """Show one group with prompt and completions, by the tokenizer of the run."""
+    say_missing(run, console)
     line, data = find(journal_of(run), group_id)
     for style, block in text.group_text(line, data, decoder(run), with_tokens=with_tokens):
         console.block(style, block)
@@ -66,3 +83,4 @@ def export(run: Path, filters: Filters, path: Path, limit: int | None, console: 
     """Write groups to a Parquet file."""
     num_groups = write_parquet(journal_of(run), filters, path, limit)
     console.say(f"{path}: {num_groups:,} groups, a row a rollout")
+    say_missing(run, console)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,10 +12,10 @@ from stream_grpo.buffer import layout
 from stream_grpo.buffer.facts import GroupFacts, batch_of_record, facts_of
 from stream_grpo.buffer.ledger import Ledger
 from stream_grpo.buffer.lineage import Lineage
-from stream_grpo.buffer.recovery import read_record, rows_of
+from stream_grpo.buffer.recovery import check_first, read_record, rows_of
 from stream_grpo.buffer.snapshot import set_folds
 from stream_grpo.buffer.transitions import Kind, Location, Transition
-from stream_grpo.errors import ConfigError, JournalError
+from stream_grpo.errors import ConfigError
 from stream_grpo.types import PolicyVersion, policy_age
 
 STATES = ("accepted", "leased", "trained", "stale", "no_signal", "invalid")
@@ -97,7 +98,7 @@ class Groups:
         self.views: dict[str, GroupView] = {}
         paths = list(layout.logs(directory).values())
         for number, path in enumerate(paths[-num_logs:] if num_logs else paths):
-            for row in _rows_of(path):
+            for row in _rows_while_there(path):
                 if row.kind is not Kind.SNAPSHOT:
                     self._apply(row)
                 elif number == 0:
@@ -180,12 +181,17 @@ def find(directory: Path, group_id: str) -> tuple[GroupLine, bytes]:
     return line, groups.data(view)
 
 
+def _rows_while_there(log: Path) -> Iterator[Transition]:
+    """The rows of a log; none where it has left the disk meanwhile. Raises JournalError as `_rows_of` does."""
+    with suppress(FileNotFoundError):
+        yield from _rows_of(log)
+
+
 def _rows_of(log: Path) -> Iterator[Transition]:
-    """The rows of a log. Raises JournalError where one that follows another does not begin with a snapshot."""
+    """The rows of a log. Raises JournalError where it does not begin as the log of its number."""
     rows = rows_of(log)
     first = next(rows, None)
-    if log.name != layout.LOG_NAME and (first is None or first.kind is not Kind.SNAPSHOT):
-        raise JournalError(f"{log}: does not begin with a whole snapshot of what the logs before it say")
+    check_first(log, first)
     if first:
         yield first
     yield from rows

@@ -151,6 +151,7 @@ class SamplerProcess:
             "waits_for": self._waits_for(),
             "num_groups_continued": self._num_continued,
             "num_partials": self._progress.num_partials,
+            "num_partials_not_kept": self._progress.num_not_kept,
         }
 
     def _waits_for(self) -> list[str]:

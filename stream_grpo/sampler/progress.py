@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from stream_grpo.types import Generation, RolloutGroup
 _HEARTBEAT_S = 2.0
 # Of the timeout of a ticket, so that a heartbeat or two may be late.
 _HEARTBEAT_SHARE = 0.2
+_log = logging.getLogger(__name__)
 
 Record = Callable[[GroupInProgress, Sequence[Generation]], RolloutGroup]
 
@@ -49,6 +51,8 @@ class Progress:
         self._handed_over: dict[str, int] = {}
         self.num_partials = 0
         """Partials handed over."""
+        self.num_not_kept = 0
+        """Those of them that the buffer did not keep."""
 
     def begin(self, group: GroupInProgress) -> None:
         """A group is in progress; what it brings along the buffer has."""
@@ -58,6 +62,7 @@ class Progress:
     def turn(self, groups: Mapping[str, GroupInProgress]) -> None:
         """Now and then say which groups are held, and hand over what those in progress have so far."""
         now = self._timer()
+        self._forget_not_kept()
         if now >= self._next_heartbeat_at and self._buffer.has_credit and not self._buffer.waits_for_heartbeat:
             self._next_heartbeat_at = now + self._heartbeat_s
             self._beat(groups)
@@ -67,6 +72,18 @@ class Progress:
     def last_turn(self, groups: Mapping[str, GroupInProgress]) -> None:
         """Hand over all that credits allow: the groups go on elsewhere, or after a resume."""
         self._send(groups, until=math.inf, at_most=len(groups))
+
+    def _forget_not_kept(self) -> None:
+        """What the buffer did not keep is new to it when its turn comes again, as after a disk that was full."""
+        for group_id, reason in self._buffer.take_not_kept().items():
+            self._handed_over.pop(group_id, None)
+            self.num_not_kept += 1
+            _log.log(
+                logging.WARNING if self.num_not_kept == 1 else logging.DEBUG,
+                "%s: the buffer does not keep what there is of it so far: %s",
+                group_id,
+                reason,
+            )
 
     def _beat(self, groups: Mapping[str, GroupInProgress]) -> None:
         self._seen |= {group_id: self._num_tokens(group) for group_id, group in groups.items()}

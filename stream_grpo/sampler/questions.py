@@ -11,7 +11,7 @@ from stream_grpo.types import Ticket
 
 
 class Questions:
-    """The questions of one sampler. A ticket that brings a prefix has a problem, and asks for it by its id."""
+    """The questions of one sampler. A ticket that is issued again may have a problem, and asks for it by its id."""
 
     def __init__(self, curator: Curator) -> None:
         """Nothing asked yet."""
@@ -28,7 +28,7 @@ class Questions:
         # By identity: one that is issued again is another. Those asked for are held here, so that no id comes twice.
         asked = {id(ticket) for several in self._asked.values() for ticket in several}
         unasked = [ticket for ticket in tickets if id(ticket) not in asked]
-        new, begun = [t for t in unasked if not t.prefix], [t for t in unasked if t.prefix]
+        new, begun = [t for t in unasked if not t.problem_id], [t for t in unasked if t.problem_id]
         if new and self._curator.has_credit:
             self._asked[self._curator.post_next([ticket.group_id for ticket in new])] = new
         if begun and self._curator.has_credit:

@@ -69,6 +69,7 @@ class SamplerChannel:
         """Why the buffer gave no tickets when it was last asked; empty where it did."""
         self._heartbeat_sent: str | None = None
         self._partials: dict[str, str] = {}
+        self._not_kept: dict[str, str] = {}
         self._incarnation = 0
 
     def hello(self, timeout_s: float = 30.0) -> None:
@@ -144,6 +145,11 @@ class SamplerChannel:
         message_id = self._client.post("partial", {"group_id": group.group_id}, (encode_group(group),))
         self._partials[message_id] = group.group_id
 
+    def take_not_kept(self) -> dict[str, str]:
+        """Groups whose partial the buffer has not kept since the last call, each with the reason."""
+        not_kept, self._not_kept = self._not_kept, {}
+        return not_kept
+
     def report_evaluation(self, version: PolicyVersion, num_tokens: int) -> None:
         """Account for the tokens of an evaluation. There is one of a version: a repeat is counted once."""
         fields = {"sampler_id": self._sampler_id, "version": list(version), "num_tokens": num_tokens}
@@ -162,7 +168,9 @@ class SamplerChannel:
             elif answer.id == self._heartbeat_sent:
                 self._heartbeat_sent = None
             elif answer.id in self._partials:
-                del self._partials[answer.id]
+                group_id = self._partials.pop(answer.id)
+                if not answer.fields["is_kept"]:
+                    self._not_kept[group_id] = answer.fields["reason"]
             elif answer.id == self._evaluation_sent:
                 self._evaluation_sent = None
             elif answer.id in self._inserts:

@@ -16,6 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from stream_grpo.buffer.chain import is_followed
+from stream_grpo.buffer.facts import batch_of_record, facts_of
 from stream_grpo.buffer.journal import Journal
 from stream_grpo.buffer.layout import (
     LOCK_NAME,
@@ -263,7 +265,7 @@ def test_a_log_that_is_gone_is_no_new_journal(tmp_path: Path, size: int) -> None
     assert (tmp_path / segment_name(1)).read_bytes() == before
 
 
-@pytest.mark.parametrize(("name", "version"), [(LOG_NAME, "4"), (segment_name(1), "2")])
+@pytest.mark.parametrize(("name", "version"), [(LOG_NAME, "5"), (segment_name(1), "2")])
 def test_another_schema_version_is_refused_naming_both(tmp_path: Path, name: str, version: str) -> None:
     write(tmp_path, [["g1"]])
     path = tmp_path / name
@@ -353,6 +355,20 @@ WRITER = """
 """
 
 
+def test_whole_numbers_in_columns_of_floats_have_their_checksum(tmp_path: Path) -> None:
+    written = Transition(kind=Kind.INVALID, time_s=1, group_id="g1", reward_sum=0)
+    journal = open_journal(tmp_path)
+    journal.append(written)
+    journal.commit()
+    journal.close()
+    assert list(open_journal(tmp_path).replay()) == [written]
+
+
+def test_the_rewards_of_a_group_without_any_add_up_to_a_float() -> None:
+    facts = facts_of(batch_of_record(encode_group(make_group("g1", [None, None]))))
+    assert repr(facts.reward_sum) == "0.0"
+
+
 def test_a_process_killed_while_it_writes_has_kept_what_it_acknowledged(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
@@ -381,7 +397,8 @@ class Followed:
 
     def begin_log(self) -> None:
         self.retention.close_log(self.journal.log_number)
-        self.journal.begin_log(snapshot_row({"retention": self.retention}, 0.0))
+        following = self.journal.log_number + 1
+        self.journal.begin_log(snapshot_row({"retention": self.retention}, 0.0, begins_log=following))
 
     def remove(self, number: int) -> None:
         removed = Transition(kind=Kind.REMOVED, time_s=0.0, segment=number)
@@ -434,19 +451,27 @@ def test_a_start_right_after_a_new_log_begins_another_segment(tmp_path: Path) ->
 def test_a_journal_cut_at_any_byte_around_a_new_log_has_what_was_acknowledged(
     ram: Path, caplog: pytest.LogCaptureFixture, every: int
 ) -> None:
-    """Each kill is one of four: in the hidden file, after its rename, in the records behind it, in their commit."""
+    """Each kill is in one of four: the hidden file, the last row of the log before, the records after it, their commit.
+
+    The hidden file has its name before the last row is begun.
+    """
     caplog.set_level(logging.ERROR)
     whole = Followed(ram / "whole")
     whole.commit("g1")
     earlier = {name: (ram / "whole" / name).read_bytes() for name in whole.files}
     whole.begin_log()
+    former, closed = earlier[log_name(1)], (ram / "whole" / log_name(1)).read_bytes()
+    assert closed.startswith(former)
     following = (ram / "whole" / log_name(2)).read_bytes()
     whole.commit("g2")
     segment, log = ((ram / "whole" / name).read_bytes() for name in (segment_name(2), log_name(2)))
     hidden = f".{log_name(2)}.tmp"
     kills = [
         *(({hidden: following[:size]}, ["g1"]) for size in range(0, len(following), every)),
-        ({log_name(2): following}, []),
+        *(
+            ({log_name(2): following, log_name(1): closed[:size]}, [])
+            for size in range(len(former), len(closed), every)
+        ),
         *(({log_name(2): following, segment_name(2): segment[:size]}, []) for size in range(0, len(segment), every)),
         *(({log_name(2): log[:size], segment_name(2): segment}, []) for size in range(len(following), len(log), every)),
         ({log_name(2): log, segment_name(2): segment}, ["g2"]),
@@ -454,11 +479,14 @@ def test_a_journal_cut_at_any_byte_around_a_new_log_has_what_was_acknowledged(
     cut = ram / "cut"
     for files, expected in kills:
         cut.mkdir()
-        for name, data in {**earlier, **files}.items():
+        is_closed = log_name(2) in files
+        for name, data in {**earlier, **({log_name(1): closed} if is_closed else {}), **files}.items():
             (cut / name).write_bytes(data)
         after = Followed(cut)
         assert [t.group_id for t in after.journal.replay() if t.length] == expected
         assert sum(segment.num_groups for segment in after.retention.segments.values()) == 1 + (expected == ["g2"])
+        assert (cut / log_name(1)).read_bytes().startswith(former)
+        assert is_followed(cut / log_name(1), 2) == is_closed
         # Another kill: the repaired journal goes on as if nothing had been.
         after.journal.close()
         again = Followed(cut)
@@ -552,7 +580,7 @@ def test_a_log_without_the_snapshot_it_should_begin_with_is_an_error(tmp_path: P
 def test_the_log_of_an_earlier_schema_is_refused_naming_both(tmp_path: Path) -> None:
     metadata = {"schema": "stream_grpo.transition", "schema_version": "3"}
     (tmp_path / SINGLE_LOG_NAME).write_bytes(TRANSITION_SCHEMA.with_metadata(metadata).serialize().to_pybytes())
-    with pytest.raises(JournalError, match=r"transitions.arrow: written as .* version 3 .*, this program reads .* 4"):
+    with pytest.raises(JournalError, match=r"transitions.arrow: written as .* version 3 .*, this program reads .* 5"):
         open_journal(tmp_path)
 
 

@@ -1,7 +1,7 @@
 """What is kept of unfinished groups, how tokens are counted once, and how a ticket is issued again with them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -85,8 +85,11 @@ def test_what_comes_late_or_twice_changes_nothing() -> None:
     buffer = started()
     (ticket,) = buffer.issue(V0, 1)
     partial(buffer, so_far(ticket, 2))
-    assert partial(buffer, so_far(ticket, 2)) == "nothing new"
-    assert partial(buffer, so_far(ticket, 1)) == "nothing new"
+    num_rows = len(buffer.journal.rows)
+    # What it has already is kept, and not written again.
+    assert partial(buffer, so_far(ticket, 2)) == ""
+    assert partial(buffer, so_far(ticket, 1)) == ""
+    assert len(buffer.journal.rows) == num_rows
     assert partial(buffer, replace(so_far(ticket, 1), group_id="g00000077")) == ("unknown: no ticket has this group id")
     buffer.insert(group_for(ticket, V0))
     assert partial(buffer, so_far(ticket, 3)) == "duplicate: this group was taken or has ended"
@@ -246,6 +249,100 @@ def test_after_a_change_of_rewards_buffered_groups_are_scored_again_as_a_whole()
     buffer = Buffer(journal, config_hash="a-2")
     assert buffer.groups == {"accepted": 1, "no_signal": 1}
     assert buffer.book.mixed_context_tokens == 4  # of 3 + 4 tokens the last 2, in 2 rollouts of one group
+
+
+def test_a_group_that_is_scored_again_counts_once_in_the_share_with_signal() -> None:
+    buffer = started(config_hash="a-1")
+    tickets = buffer.issue(V0, 3)
+    for ticket in tickets:
+        buffer.insert(scored(ticket, "a-1"))
+    assert buffer.book.signal.expected_share == 4 / 5  # (3 + 1) / (3 + 2)
+    buffer = Buffer(buffer.journal, config_hash="a-2")
+    # None of the three has rewards of this configuration yet.
+    assert buffer.book.signal.expected_share == 1 / 2
+    first, second, _ = buffer.issue(V0, 3, "s1")
+    buffer.insert(scored(first, "a-2"))
+    buffer.insert(replace(group_for(second, V0, [1.0, 1.0]), config_hash="a-2"))
+    assert buffer.book.signal.expected_share == 2 / 4
+    assert Buffer(buffer.journal, config_hash="a-2").book.signal.expected_share == 2 / 4
+
+
+def staleness_of(buffer: Buffer, version: PolicyVersion, group_id: str) -> tuple[int, int, int]:
+    batch = buffer.leases.lease(version, buffer.book.rules.groups_per_step, 0.0)
+    return batch.staleness[[held.group_id for held in batch.groups].index(group_id)]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_a_group_waited_before_it_is_scored_again_is_time_in_queue(restarts: bool) -> None:
+    """Issued at 0, in at 1, buffered until 2, scored again at 2, leased at 2: nothing, 1 and 1."""
+    buffer = started(config_hash="a-1", groups_per_step=1, too_old="drop", selector="freshest_first")
+    (ticket,) = buffer.issue(V0, 1)
+    for version in (V0, V1):
+        (other,) = buffer.issue(version, 1)
+        buffer.insert(scored(other, "a-1", version))
+        buffer.train(version)
+        if version == V0:
+            buffer.insert(scored(ticket, "a-1"))
+    buffer = Buffer(buffer.journal, **{**asdict(buffer.book.rules), "config_hash": "a-2"})
+    (again,) = buffer.issue(V2, 1, "s1")
+    buffer.insert(scored(again, "a-2"))
+    buffer = buffer.restarted() if restarts else buffer
+    assert staleness_of(buffer, V2, ticket.group_id) == (0, 1, 1)
+
+
+@pytest.mark.parametrize(("begun_with", "expected"), [(2, (0, 1, 0)), (0, (1, 0, 0))])
+def test_what_an_earlier_owner_sampled_was_in_flight_since_its_ticket(
+    begun_with: int, expected: tuple[int, int, int]
+) -> None:
+    """Issued at 0 and again at 1. Without tokens of the first owner the second's weights, of 0, are late by 1."""
+    buffer = started(groups_per_step=1)
+    (ticket,) = buffer.issue(V0, 1, "s0")
+    if begun_with:
+        partial(buffer, so_far(ticket, begun_with))
+    buffer.fill(V0, 1)
+    assert buffer.train(V0) == ["g00000002"]
+    buffer.intake.hello("s0", 0.0)
+    (again,) = buffer.issue(V0, 1, "s1")
+    assert bool(again.prefix) == bool(begun_with)
+    buffer.insert(group_for(again, V0))
+    assert staleness_of(buffer.restarted(), V1, ticket.group_id) == expected
+
+
+@pytest.mark.parametrize("is_scored_again", [False, True])
+def test_what_ends_in_flight_is_among_what_is_lost(is_scored_again: bool) -> None:
+    """2 rollouts of 4 tokens, of each the last 2 on a cache of older weights."""
+    buffer = started(config_hash="a-1")
+    (ticket,) = buffer.issue(V0, 1, "s0")
+    if is_scored_again:
+        buffer.insert(scored(ticket, "a-1", mixed_context_from=5))
+        buffer = Buffer(buffer.journal, config_hash="a-2")
+    else:
+        begun = group_for(ticket, V0, [None, None], mixed_context_from=5, end_reason=EndReason.PARTIAL)
+        partial(buffer, replace(begun, config_hash="a-1"))
+    assert buffer.book.mixed_context_tokens == 0
+    assert buffer.intake.expire(1000.0) == 1
+    for each in (buffer, buffer.restarted()):
+        assert each.tokens == {"generated": 8, "stale": 8}
+        lost = each.book.losses.as_fields()["lost"]
+        assert (lost["groups"], lost["tokens"], lost["length_mean"]) == (1, 8, 4.0)
+        # Rewards 1 and 0, where there were any.
+        assert lost["reward_mean"] == (0.5 if is_scored_again else None)
+        assert each.book.mixed_context_tokens == 4
+
+
+def test_tokens_in_mixed_context_that_do_not_go_on_count_too() -> None:
+    buffer = started(groups_per_step=1, too_old="drop")
+    (ticket,) = buffer.issue(V0, 1, "s0")
+    partial(buffer, group_for(ticket, V0, [None, None], mixed_context_from=5, end_reason=EndReason.PARTIAL))
+    for version in (V0, V1, V2):
+        buffer.fill(version, 1)
+        buffer.train(version)
+    buffer.intake.hello("s0", 0.0)
+    # Of age 3 its tokens have no place any more, and the group is sampled anew.
+    (again,) = buffer.issue(V3, 1, "s1")
+    assert (again.group_id, again.prefix) == (ticket.group_id, b"")
+    assert buffer.book.mixed_context_tokens == 4
+    assert buffer.restarted().book.mixed_context_tokens == 4
 
 
 def test_groups_to_be_scored_again_are_as_old_as_they_are() -> None:

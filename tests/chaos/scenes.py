@@ -66,9 +66,33 @@ def six_steps_with_a_kill_after_the_third(root: Path) -> dict[str, Any]:
     }
 
 
+def further_uses_and_old_rollouts_through_kills(root: Path) -> dict[str, Any]:
+    """Every group may be used three times, and rollouts that are too old stay in the baseline."""
+    stream = {
+        "groups_per_step": 3,
+        "max_uses": 3,
+        "reuse_share": 0.34,
+        "too_old": "baseline_only",
+        "max_policy_age": 1,
+        "partial_interval_s": 0.05,
+    }
+    target = FakeTarget(configuration(root, num_steps=10**6, seed=3, stream=stream))
+    driver = Driver(target, 0, lambda line: None)
+    driver.begin()
+    kills = [Kill("buffer", "journal.log_written", passage=3, after_steps=2), Kill("learner", "learner.stepped")]
+    kills += [Kill("learner", "checkpoint.renaming"), Kill("sampler", after_steps=1), Kill("all", after_steps=1)]
+    driver.carry_out(kills * 2, forever())
+    driver.wait_for_steps(3)
+    target.stop()
+    driver.wait_for_end()
+    found = audit(target.run_dir, [name for names in _acknowledged(target) for name in names])
+    return {"code": target.ended(), "findings": found.findings, "was_reused": found.reused["uses"] > 0}
+
+
 SCENES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "C23": a_sampler_dies_while_it_takes_weights,
     "C34": six_steps_with_a_kill_after_the_third,
+    "uses": further_uses_and_old_rollouts_through_kills,
 }
 
 

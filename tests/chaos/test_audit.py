@@ -21,7 +21,7 @@ from stream_grpo.buffer.layout import LOG_NAME
 from stream_grpo.buffer.transitions import TRANSITION_SCHEMA, Kind, Transition, decode_transitions, encode_transitions
 from stream_grpo.learner.checkpoint import write_checkpoint
 from stream_grpo.types import PolicyVersion
-from tests.buffer.fakes import Buffer
+from tests.buffer.fakes import Buffer, group_by_rollout
 
 FORK = {1: (0, 2)}
 
@@ -151,6 +151,146 @@ def test_an_account_that_says_otherwise_is_found(run: Path) -> None:
     found = audit(run)
     assert not found.ledger_closes
     assert "'stale': (0, 8)" in found.findings[0]
+
+
+REUSE = """[stream]
+max_policy_age = 2
+groups_per_step = 3
+max_uses = 2
+reuse_share = 0.34
+"""
+
+
+@pytest.fixture
+def reused(tmp_path: Path) -> Path:
+    """A run of 3 groups a step, one of them used again: group 1 by 0.2, group 2 by 0.3, which a restore takes back.
+
+    Step 3 is made again on branch 1, on the same groups. 6 groups come in, of 2 rollouts of 4 tokens.
+    """
+    journal = Journal(tmp_path / "journal", segment_bytes=1 << 20)
+    buffer = Buffer(journal, groups_per_step=3, reused_per_step=1, max_uses=2)  # type: ignore[arg-type]
+    buffer.start()
+    for step in range(3):
+        buffer.fill(PolicyVersion(0, step), 2)
+        journal.commit()
+        buffer.train(PolicyVersion(0, step))
+    buffer.start(PolicyVersion(1, 2), _1=PolicyVersion(0, 2))
+    buffer.train(PolicyVersion(1, 2))
+    journal.commit()
+    journal.close()
+    write_checkpoint(tmp_path / "checkpoints", PolicyVersion(1, 3), lambda folder: None)
+    (tmp_path / "config.toml").write_text(REUSE)
+    (tmp_path / "summary.json").write_text(json.dumps(buffer.book.ledger.as_fields()))
+    return tmp_path
+
+
+def test_further_uses_within_their_bounds_are_sound_and_counted(reused: Path) -> None:
+    found = audit(reused)
+    assert found.findings == []
+    assert (found.groups_trained, found.steps_missing, found.trained_twice) == (6, 0, 0)
+    # By 0.2 and by 1.3, of 8 tokens each; that by 0.3 was taken back.
+    assert found.reused == {"uses": 2, "tokens": 16}
+
+
+def test_a_model_must_have_a_further_use_too(reused: Path) -> None:
+    trained = [f"g{n:08d}" for n in (1, 2, 3, 4, 1, 5, 6, 2)]
+    remembered = reused / "checkpoints" / "checkpoint-1.3" / "engine" / "trained.json"
+    remembered.parent.mkdir()
+    remembered.write_text(json.dumps(trained))
+    assert audit(reused).findings == []
+    remembered.write_text(json.dumps([*trained, "g00000001"]))
+    assert audit(reused).findings == ["g00000001: the model was trained on it 3 times"]
+    remembered.write_text(json.dumps(trained[:-1]))
+    assert audit(reused).findings == ["g00000002: used 2 times by the log, 1 by the model"]
+
+
+@pytest.mark.parametrize(
+    ("config", "finding"),
+    [
+        (REUSE.replace("max_uses = 2", "max_uses = 1"), "g00000001: used by [(0, 1), (0, 2)], first by [(0, 1)]"),
+        (REUSE.replace("0.34", "0.33"), "(0, 2): 1 groups were used again, at most 0 may be"),
+    ],
+)
+def test_further_uses_that_the_configuration_does_not_allow_are_found(reused: Path, config: str, finding: str) -> None:
+    (reused / "config.toml").write_text(config)
+    found = audit(reused)
+    assert found.trained_twice > 0
+    assert any(sentence.startswith(finding) for sentence in found.findings)
+
+
+def test_a_further_use_by_the_same_step_or_without_a_first_is_found(reused: Path) -> None:
+    # Group 1 is trained by 0.1 and used again by 0.2: with both by 0.1 one of them is one too many.
+    found = plant(reused, lambda rows: changed(rows, Kind.REUSED, "g00000001", step=1))
+    assert found.trained_twice == 1
+    assert found.findings[0].startswith("g00000001: used by [(0, 1), (0, 1)]")
+
+
+def test_a_further_use_of_a_group_that_was_not_trained_is_found(reused: Path) -> None:
+    def to_another(rows: list[Transition]) -> list[Transition]:
+        return [
+            replace(row, group_id="g00000007") if row.kind is Kind.REUSED and row.step == 2 else row for row in rows
+        ]
+
+    found = plant(reused, to_another)
+    assert found.trained_twice == 1
+    assert "g00000007: used by [(0, 2)], first by []; max_uses is 2, each in another step" in found.findings
+
+
+def test_a_further_use_that_was_not_taken_back_is_found(reused: Path) -> None:
+    found = plant(reused, lambda rows: [row for row in rows if row.kind is not Kind.UNDONE])
+    assert not found.ledger_closes
+    assert found.findings[0].startswith("g00000002: uses by [(0, 3)] are in no model and were not taken back")
+    assert "summary.json has other further uses: recounted {'uses': 3, 'tokens': 24}" in found.findings[1]
+
+
+def test_a_further_use_of_what_is_too_old_is_found(reused: Path) -> None:
+    # Group 1 is of weights 0.0: from 0.3 to 0.4 it is 3 steps old.
+    found = plant(reused, lambda rows: changed(rows, Kind.REUSED, "g00000001", step=4))
+    assert found.age_violations == 1
+    assert "g00000001: a token 3 steps old was trained from (0, 3)" in found.findings
+
+
+@pytest.fixture
+def baseline(tmp_path: Path) -> Path:
+    """Step 4 is made on group 7, of three rollouts of 4 tokens: too old, as old as may be, young without a reward."""
+    journal = Journal(tmp_path / "journal", segment_bytes=1 << 20)
+    buffer = Buffer(journal, too_old="baseline_only")  # type: ignore[arg-type]
+    buffer.start()
+    (ticket,) = buffer.issue(PolicyVersion(0, 0), 1)
+    for step in range(3):
+        buffer.fill(PolicyVersion(0, step), 2)
+        buffer.train(PolicyVersion(0, step))
+    buffer.insert(group_by_rollout(ticket, [[PolicyVersion(0, n)] * 4 for n in (0, 1, 3)], [1.0, 0.0, None]))
+    buffer.fill(PolicyVersion(0, 3), 1)
+    batch = buffer.leases.lease(PolicyVersion(0, 3), 2, 0.0)
+    tokens = {held.group_id: {"trained": 8} for held in batch.groups}
+    tokens[ticket.group_id] = {"trained": 4, "baseline_only": 4, "masked": 4}
+    buffer.leases.trained(PolicyVersion(0, 4), [held.group_id for held in batch.groups], tokens, 0.0)
+    journal.commit()
+    journal.close()
+    write_checkpoint(tmp_path / "checkpoints", PolicyVersion(0, 4), lambda folder: None)
+    (tmp_path / "config.toml").write_text('[stream]\nmax_policy_age = 2\ntoo_old = "baseline_only"\n')
+    return tmp_path
+
+
+def test_a_token_that_is_too_old_and_in_the_baseline_alone_is_sound(baseline: Path) -> None:
+    found = audit(baseline)
+    assert found.findings == []
+    # 7 groups of 8 tokens and one of 12.
+    assert {fate: count for fate, count in found.tokens.items() if count} == {
+        "generated": 68, "trained": 60, "baseline_only": 4, "masked": 4
+    }  # fmt: skip
+    (baseline / "config.toml").write_text("[stream]\nmax_policy_age = 2\n")
+    assert audit(baseline).age_violations == 1
+
+
+@pytest.mark.parametrize("tokens", [(8, 0, 4), (5, 3, 4)])
+def test_more_tokens_than_the_young_rollouts_have_are_found(baseline: Path, tokens: tuple[int, int, int]) -> None:
+    names = ("trained_tokens", "baseline_only_tokens", "masked_tokens")
+    values = dict(zip(names, tokens, strict=True))
+    found = plant(baseline, lambda rows: changed(rows, Kind.TRAINED, "g00000001", **values))
+    assert found.age_violations == 1
+    assert found.findings[0] == "g00000001: a token 3 steps old was trained from (0, 3)"
 
 
 def test_ages_go_over_the_common_ancestor() -> None:

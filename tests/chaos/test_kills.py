@@ -71,3 +71,8 @@ def test_report_c34_a_resume_in_the_middle_makes_every_step_that_is_missing(
     assert (found["code"], found["findings"], found["final"][1]) == (0, [], 6)
     assert found["steps"] == [1, 2, 3, 4, 5, 6]
     assert found["steps_after"] == [4, 5, 6]  # by the last start of the learner
+
+
+@pytest.mark.slow
+def test_kills_of_a_run_with_further_uses_and_old_rollouts_lose_nothing(scenes: dict[str, dict[str, Any]]) -> None:
+    assert scenes["uses"] == {"code": 0, "findings": [], "was_reused": True}

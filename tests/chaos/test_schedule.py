@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from kills.schedule import ENDS_THE_RUN, PARTS, RAY_PARTS, schedule, victim_of
+from kills.schedule import ENDS_THE_RUN, PARTS, RAY_PARTS, least_kills, schedule, victim_of
 
 from stream_grpo.failpoints import POINTS
 
@@ -49,6 +50,31 @@ def test_many_kills_reach_every_point_and_name_who_passes_it() -> None:
     assert all(kill.who == victim_of(kill.point) for kill in kills)
 
 
+@pytest.mark.parametrize(("parts", "least"), [(PARTS, 16), (ALL, 21)])
+def test_the_fewest_kills_have_a_schedule_and_so_has_every_larger_number(parts: tuple[str, ...], least: int) -> None:
+    """Of 16, 8 fall at points: 3 of the buffer, 3 of the learner, 1 of curator and sampler each.
+
+    The other 8 are 1 of each of the last two and 2 of reward worker, launcher and all. Of 15, 7 fall at points, none of
+    the sampler, and 9 are left for 8 places. Raylet and GCS take 4 more: of 21, 10 at points leave 11 places, for the
+    second of the sampler and 10 others.
+    """
+    assert least_kills(parts) == least
+    for num_kills in range(least, 2 * least):
+        counts = Counter(kill.who for kill in schedule(num_kills, 0, parts, max_delay_s=1.0))
+        assert counts.total() == num_kills
+        assert all(counts[part] >= 2 for part in parts)
+
+
 def test_too_few_kills_are_refused() -> None:
-    with pytest.raises(ValueError, match="8 kills are too few: half of them at points and each of 9 parts twice"):
+    with pytest.raises(ValueError, match=r"8 kills are too few: half .* each of 9 parts 2 times takes at least 21"):
         schedule(8, 0, ALL, max_delay_s=1.0)
+
+
+@pytest.mark.parametrize("kills", ["15", "0", "-1"])
+def test_the_program_refuses_too_few_in_one_sentence(kills: str) -> None:
+    command = [sys.executable, "scripts/chaos.py", "--fake", "--kills", kills]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"--kills {kills}: too few, since half of them fall at points" in done.stderr
+    assert "at least 16" in done.stderr
+    assert "Traceback" not in done.stderr

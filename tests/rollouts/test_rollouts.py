@@ -21,6 +21,7 @@ from stream_grpo.cli import app
 from stream_grpo.console import Console
 from stream_grpo.errors import ConfigError
 from stream_grpo.rollouts import commands
+from stream_grpo.rollouts.missing import what_is_missing
 from stream_grpo.rollouts.text import group_text
 from stream_grpo.rollouts.views import Filters, Groups, find, newest_lines
 from stream_grpo.transport.codec import encode_group
@@ -255,6 +256,65 @@ def test_the_account_is_read_from_the_newest_log_and_says_whether_it_closes(run:
     assert "trained\t2\t16\t36.4%" in output
     assert "buffered\t2\t20\t45.5%" in output
     assert output.splitlines()[-1] == "closes"
+
+
+def three_logs(run: Run) -> Path:
+    """Groups 1 to 5 under the first log, 6 under the second, 7 under the third, each with a segment of its own."""
+    for _ in range(2):
+        run.begin_log()
+        run.insert(V1)
+    return run.path / "journal"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence", "groups"),
+    [
+        (
+            "transitions-000003.arrow",
+            "is missing: everything is shown as it was when transitions-000002.arrow ended",
+            "123456",
+        ),
+        ("transitions-000002.arrow", "is missing: groups that came in under it are not shown", "123457"),
+        ("transitions-000001.arrow", "is missing: groups that came in under it are not shown", "67"),
+        ("segment-000001.arrow", "is missing: the 5 groups in it are not shown", "67"),
+    ],
+)
+def test_what_is_missing_of_a_journal_is_said_beside_what_is_shown(
+    run: Run, name: str, sentence: str, groups: str
+) -> None:
+    directory = three_logs(run)
+    assert "MISSING" not in invoke("rollouts", str(run.path))[1] + invoke("ledger", str(run.path))[1]
+    (directory / name).unlink()
+    code, output = invoke("rollouts", str(run.path))
+    assert code == 0
+    assert f"MISSING: {name} {sentence}" in output
+    assert "".join(line.split("\t")[0][-1] for line in output.splitlines() if line.startswith("g0")) == groups
+    code, output = invoke("ledger", str(run.path))
+    assert (code, f"MISSING: {name} {sentence}" in output) == (1, True)
+    assert commands.account_of(run.path)["missing"][0].startswith(f"{name} {sentence}")
+
+
+def test_a_log_that_was_copied_over_is_said_or_refused(run: Run) -> None:
+    directory = three_logs(run)
+    data = [(directory / f"transitions-{number:06d}.arrow").read_bytes() for number in (1, 2, 3)]
+    # As it was before the last row, which is some 1.6 kB long: an older copy.
+    (directory / "transitions-000001.arrow").write_bytes(data[0][: len(data[0]) - 100])
+    code, output = invoke("rollouts", str(run.path))
+    assert code == 0
+    assert "MISSING: transitions-000001.arrow does not end by naming the log after it" in output
+    (directory / "transitions-000003.arrow").write_bytes(data[1])
+    code, output = invoke("ledger", str(run.path))
+    assert code != 0
+    assert "transitions-000003.arrow: begins as transitions-000002.arrow does" in output
+
+
+def test_a_log_that_is_being_begun_is_not_missing(run: Run) -> None:
+    """The new log has its name, the one that it follows is not yet closed; or it had just ended when it was listed."""
+    directory = run.path / "journal"
+    before = (directory / "transitions-000001.arrow").read_bytes()
+    run.begin_log()
+    (directory / "transitions-000001.arrow").write_bytes(before)
+    assert what_is_missing(directory) == []
 
 
 def test_a_gap_is_exit_code_1(run: Run) -> None:

@@ -78,6 +78,8 @@ class Outside:
     holds_inserts: bool = False
     holds_picks: bool = False
     plays_buffer: bool = True
+    why_not_kept: str = ""
+    """Of partials."""
 
     def __post_init__(self) -> None:
         self.buffer, self.curator, self.stop = Server(), Server(), threading.Event()
@@ -105,7 +107,7 @@ class Outside:
                 self.buffer.reply(request, "noted")
             elif kind == "partial":
                 self.partials.append(decode_group(request.message.body[0]))
-                self.buffer.reply(request, "noted", {"is_kept": True, "reason": ""})
+                self.buffer.reply(request, "noted", {"is_kept": not self.why_not_kept, "reason": self.why_not_kept})
             elif kind == "evaluated":
                 self.evaluated.append(dict(fields))
                 self.buffer.reply(request, "noted")

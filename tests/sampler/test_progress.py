@@ -86,6 +86,9 @@ class Heard:
     def hand_over_partial(self, group: RolloutGroup) -> None:
         self.groups.append(group.group_id)
 
+    def take_not_kept(self) -> dict[str, str]:
+        return {}
+
 
 class Growing:
     """A group that has one more token whenever it is looked at."""
@@ -125,6 +128,33 @@ def test_a_partial_is_due_an_interval_after_the_group_began_or_its_last_one() ->
     assert at(21.0) == ["long"]
     progress.last_turn(groups)
     assert heard.groups[-2:] == ["late", "long"]
+
+
+def test_what_the_buffer_does_not_keep_is_handed_over_again(
+    outside: Outside, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine samples nothing more after 60 steps: what is handed over from then on has been handed over before."""
+    outside.blocks, outside.why_not_kept = [[ticket("g0")]], "the journal's disk is full"
+    publish(tmp_path / "weights", 0)
+
+    class Waiting(Slow):
+        def step(self) -> list[Any]:
+            return super().step() if self.events.count(("step", 2)) < 60 else []
+
+    running = Running(outside, tmp_path, Waiting(num_slots=8), sampler=LONG, stream=OFTEN)
+    running.wait(lambda: [group.num_sampled_tokens for group in outside.partials].count(120) >= 3)
+    outside.why_not_kept = ""
+    running.until(lambda: bool(running.process and running.process.status()["num_partials_not_kept"] >= 3))
+    assert caplog.text.count("g0: the buffer does not keep what there is of it so far: the journal's disk is full") == 1
+
+
+def test_a_ticket_that_is_issued_again_without_tokens_has_its_problem_too(outside: Outside, tmp_path: Path) -> None:
+    """It asks for the problem by its id: for the group the curator could choose another one."""
+    outside.blocks = [[replace(ticket("g0", epoch=1), problem_id="of-g0"), ticket("g1")]]
+    publish(tmp_path / "weights", 0)
+    Running(outside, tmp_path, FakeEngine(num_slots=8)).until(lambda: len(outside.groups) == 2)
+    assert sorted(group.problem_id for group in outside.groups) == ["of-g0", "of-g1"]
+    assert outside.picked == ["g1"]
 
 
 def prefix_of(outside: Outside, directory: Path) -> RolloutGroup:
