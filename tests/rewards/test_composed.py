@@ -82,6 +82,18 @@ def test_a_second_verifier_is_asked_after_the_first_and_only_in_the_tail() -> No
     assert "answer (tail) fail: why" in result.evidence
 
 
+def test_what_an_optional_part_does_not_give_is_counted() -> None:
+    parts = {"answer": {"verifier": "exact"}, "form": {"verifier": "regex", "optional": True, "if_missing": 0.5}}
+    pools = Pools()
+    scoring = ComposedScoring(rewards(compose={"x": {"components": parts}}), ["compose:x"], make_pool=pools)
+    for task_id, decision in (("a", Decision.UNKNOWN), ("b", Decision.PASS), ("c", Decision.ENV_ERROR)):
+        scoring.submit(task_id, row("compose:x"), "#### 51", EndReason.EOS)
+        pools.made[0].finished = [(pools.made[0].given[-1][0], said(decision))]
+        ((_, result),) = scoring.poll()
+        assert result.reward == (2.0 if decision is Decision.PASS else 1.5)
+    assert scoring.status()["absent"] == {"compose:x": {"form": 2}}
+
+
 def test_a_verifier_that_is_replaced_is_scored_by_the_composition() -> None:
     settings = rewards(compose={"short": CAREFUL | {"replaces": ["exact"]}})
     pools = Pools()
