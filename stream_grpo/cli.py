@@ -51,6 +51,9 @@ def train(
     console = Console()
     with _errors(console):
         config = _load(file, resume, overrides or [])
+        from stream_grpo.rewards.named import check_named
+
+        check_named(config.rewards)
         if dry_run:
             print(config_file.to_toml(config), end="")
             for note in config_file.missing_files(config):
