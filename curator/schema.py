@@ -6,6 +6,7 @@ Together with `client.py` and `wire.py` this is all that a trainer imports of th
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,10 +26,81 @@ class Problem:
     """Text, or chat messages of role and content."""
     answer: str
     verifier: str
+    """A name, or the text of a list of several, see `verifier_items`."""
     domain: str = ""
     source: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Every other column the row had, as plain values; handed to the verifier unchanged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierItem:
+    """One of several verifiers that a row names."""
+
+    verifier: str
+    weight: float | None = None
+    """Of its reward in the sum; None: the same for all."""
+    gate: bool = False
+    """Whether it must pass, and adds nothing."""
+
+
+_ITEM_FIELDS = tuple(VerifierItem.__dataclass_fields__)
+
+
+def verifier_items(text: str) -> tuple[VerifierItem, ...] | None:
+    """The verifiers of a field that holds the JSON of a list; None where it holds one name.
+
+    An entry is a name, or an object of `verifier` and perhaps `weight` or `gate`. Raises ValueError naming the entry
+    for a list that is none, with nothing to score by, with a verifier twice, or with weights for some of its scores.
+    """
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not the JSON of a list: {error}") from None
+    items = tuple(_verifier_item(place, entry) for place, entry in enumerate(entries))
+    scores = [item for item in items if not item.gate]
+    if not scores:
+        raise ValueError(f"{'only gates' if items else 'an empty list'}: one verifier at least must make the reward")
+    names = [item.verifier for item in items]
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise ValueError(f"verifier {twice[0]!r} stands in it twice; once is enough")
+    if len({item.weight is None for item in scores}) > 1:
+        raise ValueError("some have a weight and some have none; give all that are no gates one, or none of them")
+    return items
+
+
+def verifier_text(items: Sequence[VerifierItem]) -> str:
+    """The field that `verifier_items` reads back; one name where that says it all."""
+    plain = [_plain_item(item) for item in items]
+    return plain[0] if len(plain) == 1 and isinstance(plain[0], str) else json.dumps(plain, ensure_ascii=False)
+
+
+def _plain_item(item: VerifierItem) -> str | dict[str, Any]:
+    given = {"weight": item.weight} if item.weight is not None else {"gate": True} if item.gate else {}
+    return {"verifier": item.verifier, **given} if given else item.verifier
+
+
+def _verifier_item(place: int, entry: Any) -> VerifierItem:
+    row = {"verifier": entry} if isinstance(entry, str) else entry
+    if not isinstance(row, dict):
+        raise ValueError(f"[{place}] = {entry!r}: expected a name, or an object of {', '.join(_ITEM_FIELDS)}")
+    if odd := sorted(row.keys() - set(_ITEM_FIELDS)):
+        raise ValueError(f"[{place}].{odd[0]}: unknown; known: {', '.join(_ITEM_FIELDS)}")
+    name, weight, gate = row.get("verifier"), row.get("weight"), row.get("gate")
+    gate = False if gate is None else gate  # a table has every field in every row
+    if not isinstance(name, str) or not name.strip() or name.lstrip().startswith(("[", "compose:")):
+        raise ValueError(f"[{place}].verifier = {name!r}: expected the name of one verifier")
+    if not isinstance(gate, bool):
+        raise ValueError(f"[{place}].gate = {gate!r}: expected true or false")
+    if weight is None:
+        return VerifierItem(verifier=name.strip(), gate=gate)
+    if gate:
+        raise ValueError(f"[{place}].weight = {weight!r}: a gate only passes or fails; leave the weight out")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise ValueError(f"[{place}].weight = {weight!r}: expected a number above 0")
+    return VerifierItem(verifier=name.strip(), weight=float(weight))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

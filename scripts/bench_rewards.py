@@ -125,11 +125,16 @@ class Loops:
 # -- the pool ---------------------------------------------------------------------------------------------------------
 
 
-def pool_seconds(pool: RewardPool, rows: list[tuple[str, str]], verifier: str) -> float:
+def problems(rows: list[tuple[str, str]], verifier: str) -> list[tuple[ProblemRow, str]]:
+    """(problem, response), as a sampler has them."""
+    return [(problem(place, gold, verifier), response) for place, (gold, response) in enumerate(rows)]
+
+
+def pool_seconds(pool: RewardPool, rows: list[tuple[ProblemRow, str]]) -> float:
     """Seconds from the first submission to the last result."""
     begun = time.perf_counter()
-    for place, (gold, response) in enumerate(rows):
-        pool.submit(str(place), verifier, response, problem(place, gold, verifier))
+    for row, response in rows:
+        pool.submit(row.problem_id, row.verifier, response, row)
     while pool.num_open:
         pool.poll(1.0)
     pool.poll()
@@ -143,10 +148,10 @@ def cpu_seconds() -> float:
     return sum(t.user + t.system for t in times)
 
 
-def pool_rates(pool: RewardPool, rows: list[tuple[str, str]]) -> Rates:
+def pool_rates(pool: RewardPool, rows: list[tuple[ProblemRow, str]]) -> Rates:
     """Nothing else may run below this process meanwhile."""
     cpu_begun = cpu_seconds()
-    seconds = pool_seconds(pool, rows, VERIFIER)
+    seconds = pool_seconds(pool, rows)
     return Rates(len(rows) / seconds, len(rows) / (cpu_seconds() - cpu_begun))
 
 
@@ -154,24 +159,24 @@ def throughput(num_workers: int, num_answers: int, num_rounds: int) -> Iterator[
     """(loops, pool), round by round."""
     loops = Loops(num_workers, num_answers)
     with RewardPool(num_workers, policy=POLICY, preload=[VERIFIER]) as pool:
-        pool_seconds(pool, answers(200), VERIFIER)
+        pool_seconds(pool, problems(answers(200), VERIFIER))
         for seed in range(1, num_rounds + 1):
-            yield loops.run(seed), pool_rates(pool, answers(num_answers * num_workers, seed))
+            yield loops.run(seed), pool_rates(pool, problems(answers(num_answers * num_workers, seed), VERIFIER))
     loops.close()
 
 
 def hangs(num_workers: int, num_answers: int) -> dict[str, float | int]:
     """Wall time with and without answers that hang, and how far it is beyond their limits."""
-    rows = answers(num_answers)
     num_hangs = int(num_answers * HANG_SHARE)
     hung = set(random.Random(1).sample(range(num_answers), num_hangs))
-    with_hangs = [(gold, "hang") if place in hung else (gold, text) for place, (gold, text) in enumerate(rows)]
+    rows = problems(answers(num_answers), SOMETIMES_HANGS)
+    with_hangs = [(row, "hang") if place in hung else (row, text) for place, (row, text) in enumerate(rows)]
     without = [row for place, row in enumerate(rows) if place not in hung]
     limits, here = Limits(wall_s=HANG_LIMIT_S), [str(Path(__file__).parent)]
     with RewardPool(num_workers, limits, policy=POLICY, preload=[VERIFIER, SOMETIMES_HANGS], paths=here) as pool:
-        pool_seconds(pool, rows[:200], SOMETIMES_HANGS)
-        without_s = pool_seconds(pool, without, SOMETIMES_HANGS)
-        with_s = pool_seconds(pool, with_hangs, SOMETIMES_HANGS)
+        pool_seconds(pool, rows[:200])
+        without_s = pool_seconds(pool, without)
+        with_s = pool_seconds(pool, with_hangs)
         status = pool.status()
     limits_s = num_hangs * HANG_LIMIT_S / num_workers
     return {

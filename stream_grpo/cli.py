@@ -20,6 +20,7 @@ from stream_grpo.config import Config
 from stream_grpo.console import Console
 from stream_grpo.errors import ConfigError, StreamGrpoError
 from stream_grpo.model_folder import unusable
+from stream_grpo.types import RewardResult
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -50,6 +51,9 @@ def train(
     console = Console()
     with _errors(console):
         config = _load(file, resume, overrides or [])
+        from stream_grpo.rewards.named import check_named
+
+        check_named(config.rewards)
         if dry_run:
             print(config_file.to_toml(config), end="")
             for note in config_file.missing_files(config):
@@ -192,7 +196,8 @@ def rollouts(
 @app.command()
 def verify(
     file: Annotated[
-        Path | None, typer.Argument(help="Rows of JSONL: gold, response, optionally verifier.", show_default=False)
+        Path | None,
+        typer.Argument(help="Rows of JSONL: gold, response, optionally verifier, one or a list.", show_default=False),
     ] = None,
     gold: Annotated[str | None, typer.Option(help="With --response: one pair instead of a file.")] = None,
     response: Annotated[str | None, typer.Option(help="What a model answered.")] = None,
@@ -200,7 +205,7 @@ def verify(
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     limit_s: Annotated[float, typer.Option(min=0.001, help="Seconds for one response.")] = 10.0,
     config: Annotated[
-        Path | None, typer.Option(help="A run's configuration, where verifiers are judges of it: http:NAME.")
+        Path | None, typer.Option(help="A run's configuration, for what it names: http:NAME, compose:NAME.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a row, in their order.")] = False,
 ) -> None:
@@ -212,20 +217,31 @@ def verify(
 
         if {file is None} != {gold is not None, response is not None}:
             raise ConfigError("name a file of rows, or one pair with --gold and --response; not both")
-        judges = config_file.load(config).rewards.http if config else by_hand.NO_JUDGES
+        rewards = config_file.load(config).rewards if config else by_hand.NO_REWARDS
         if file is not None:
-            pairs = by_hand.read_pairs(file, verifier, judges)
+            pairs = by_hand.read_pairs(file, verifier, rewards)
         else:
-            pairs = iter([by_hand.make_pair(gold or "", response or "", verifier, judges)])
+            pairs = iter([by_hand.make_pair(gold or "", response or "", verifier, rewards)])
         preload = [verifier] if file else []
         results = by_hand.verify(
-            pairs, num_workers=workers, limits=Limits(wall_s=limit_s), preload=preload, judges=judges
+            pairs, num_workers=workers, limits=Limits(wall_s=limit_s), preload=preload, rewards=rewards
         )
-        for number, found in enumerate(results, 1):
+        for number, (found, parts) in enumerate(results, 1):
             if as_json:
-                print(json.dumps(result_to_plain(found)))
-            else:
-                print(f"{number:>5}  {found.decision:9}  {found.verifier} {found.verifier_version}  {found.evidence}")
+                plain = {"parts": {key: result_to_plain(part) for key, part in parts.items()}} if parts else {}
+                print(json.dumps(result_to_plain(found) | plain))
+                continue
+            said = _reward_of(found) if parts else found.evidence
+            print(f"{number:>5}  {found.decision:9}  {found.verifier} {found.verifier_version}  {said}")
+            for key, part in parts.items():
+                print(
+                    f"       {part.decision:9}  {key}: {part.verifier} {part.verifier_version}  "
+                    f"{_reward_of(part)}  {part.evidence}"
+                )
+
+
+def _reward_of(result: RewardResult) -> str:
+    return "no reward" if result.reward is None else f"reward {result.reward:g}"
 
 
 @app.command()

@@ -36,6 +36,12 @@ DEFAULT_PAIR_PROMPT = (
 
 def _plain_url(url: str) -> str:
     parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:  # no number, or above 65535
+        port = 0
+    if port == 0:
+        raise ValueError("expected a port from 1 to 65535, or none: http://host:port/path")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("expected a whole address, http://host:port/path or https://")
     if parts.username or parts.password or parts.query or parts.fragment:

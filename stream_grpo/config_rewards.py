@@ -55,7 +55,9 @@ class Component(Asked):
     decides: bool = True
     """Whether a response that does not pass it is a fail of the whole; the reward is not touched by it."""
     optional: bool = False
-    """Whether the response keeps its reward where this verifier has none to give: as if it were not there."""
+    """Whether the response keeps its reward where this verifier has none to give; `if_missing` counts then."""
+    if_missing: float | None = None
+    """score, optional: the reward that counts where there is none. None: `mean`, which is worth nothing."""
     tail_above: float | None = None
     """score: a scaled reward above this counts only if `tail_verifier` passes the response too; else it is worth 0."""
     tail_verifier: str | None = None
@@ -63,7 +65,7 @@ class Component(Asked):
 
     @model_validator(mode="after")
     def _role_fits(self) -> Component:
-        scores = {"weight": 1.0, "mean": 0.0, "spread": 1.0, "tail_above": None}
+        scores = {"weight": 1.0, "mean": 0.0, "spread": 1.0, "tail_above": None, "if_missing": None}
         for name, unset in scores.items():
             if self.role != "score" and getattr(self, name) != unset:
                 raise ValueError(f"{name} = {getattr(self, name)}: a {self.role} only passes or fails; leave it out")
@@ -71,6 +73,10 @@ class Component(Asked):
             raise ValueError("weight = 0.0: the verifier would be asked for nothing; leave the component out")
         if self.optional and self.role == "tier":
             raise ValueError("optional = true with role = tier: a response of unknown tier has no place; use false")
+        if self.if_missing is not None and not self.optional:
+            raise ValueError(
+                f"if_missing = {self.if_missing:g}: without its reward the response is left out; set optional = true"
+            )
         if (self.tail_above is None) != (self.tail_verifier is None):
             raise ValueError("tail_above and tail_verifier need each other; give both or none")
         if self.tail_verifier is not None and self.tail_verifier.startswith(COMPOSE_PREFIX):

@@ -5,10 +5,13 @@ The first column that is there and not null decides.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from curator.errors import RowRefused
 from curator.ingest import columns as read
+from curator.schema import verifier_items, verifier_text
 
 Reader = Callable[[Any], Any]
 Table = Mapping[str, Mapping[str, Reader]]
@@ -26,6 +29,19 @@ def name_of(value: Any) -> str | None:
 def first_name(value: Any) -> str | None:
     """As `name_of`, of a list the first: the broadest of several domains."""
     return name_of(value[0]) if isinstance(value, list) and value else name_of(value)
+
+
+def read_verifier(value: Any) -> str | None:
+    """As `name_of`; a list of several verifiers, or its JSON, as the text that a problem holds. Raises RowRefused."""
+    if isinstance(value, list):
+        value = json.dumps(value, default=str)
+    if not isinstance(value, str):
+        return name_of(value)
+    try:
+        items = verifier_items(value)
+    except ValueError as error:
+        raise RowRefused(f"verifier: {error}") from None
+    return name_of(value) if items is None else verifier_text(items)
 
 
 COLUMNS: Table = {
@@ -53,9 +69,10 @@ COLUMNS: Table = {
         "gold_standard_solution": read.read_solution,
         "info": read.read_check,
     },
-    "verifier": dict.fromkeys(
-        ("verifier", "dataset", "data_source", "task_type", "ability", "agent_ref", "agent_ref.name"), name_of
-    ),
+    "verifier": {
+        "verifier": read_verifier,
+        **dict.fromkeys(("dataset", "data_source", "task_type", "ability", "agent_ref", "agent_ref.name"), name_of),
+    },
     "problem_id": dict.fromkeys(("id", "problem_id", "uuid", "task_id"), name_of),
     "domain": dict.fromkeys(
         ("domain", "ability", "topic", "info.domain", "problem_type", "task_type", "data_source"), first_name
@@ -67,6 +84,7 @@ COLUMNS: Table = {
 MAPPED_READERS: Mapping[str, Reader] = {
     "prompt": read.read_prompt,
     "answer": read.read_answer,
+    "verifier": read_verifier,
     "domain": first_name,
 }
 """Readers of columns that a mapping names; `name_of` for the other fields."""

@@ -7,15 +7,15 @@ import decimal
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from curator.errors import RowRefused
+from curator.errors import PoolError, RowRefused
 from curator.ingest.columns import Prompt, is_blank, read_prompt
 from curator.ingest.fields import CONTINUED_BY, Table, name_of, with_mapping
 from curator.ingest.layouts import MISSING, POOL_FIELDS, lookup, marked_unusable
 from curator.ingest.pass_rate import PassRate
-from curator.schema import OFFLINE_PASS_RATE, Problem, problem_row
+from curator.schema import OFFLINE_PASS_RATE, Problem, problem_row, verifier_items, verifier_text
 
 _POOL_FIELDS = frozenset(POOL_FIELDS)
 _SCALARS = (str, int, float)
@@ -71,8 +71,13 @@ class RowReader:
     ) -> None:
         """`verifier_names`: the verifier for a name that the data set uses.
 
-        Raises ValueError for a mapping of an unknown field.
+        Raises ValueError for a mapping of an unknown field; PoolError for a default that is no list of verifiers and
+        looks like one.
         """
+        try:
+            verifier_items(default_verifier or "")
+        except ValueError as error:
+            raise PoolError(f"the default verifier: {error}") from None
         self._table = with_mapping(mapping or {})
         self._mapping = mapping or {}
         self._default_verifier = default_verifier
@@ -98,7 +103,7 @@ class RowReader:
         verifier = self._optional("verifier", row, found) or self._default_verifier
         if not verifier:
             raise RowRefused(f"no verifier: {_looked_for('verifier', row, self._table)}, or name one for all rows")
-        if verifier in self._verifier_names:
+        if (renamed := self._renamed(verifier)) != verifier:
             found.kept_whole.discard(found.used.get("verifier", ""))
         domain = self._optional("domain", row, found) or ""
         source = self._optional("source", row, found) or ""
@@ -110,7 +115,7 @@ class RowReader:
             problem_id=problem_id,
             prompt=prompt,
             answer=answer,
-            verifier=self._verifier_names.get(verifier, verifier),
+            verifier=renamed,
             domain=domain,
             source=source,
             extra=extra,
@@ -134,6 +139,18 @@ class RowReader:
         if is_blank(prompt):
             raise RowRefused(f"empty prompt in column '{column}'")
         return prompt
+
+    def _renamed(self, verifier: str) -> str:
+        """The verifier, or each of a list of them, by the name that stands for the data set's. Raises RowRefused."""
+        names = self._verifier_names
+        try:
+            if not names or (items := verifier_items(verifier)) is None:
+                return names.get(verifier, verifier)
+            found = verifier_text([replace(item, verifier=names.get(item.verifier, item.verifier)) for item in items])
+            verifier_items(found)  # two names may have become one
+        except ValueError as error:
+            raise RowRefused(f"verifier: {error}") from None
+        return found
 
     def _problem_id(self, row: Mapping[str, Any], found: _Found) -> str | None:
         named = self._optional("problem_id", row, found)

@@ -6,18 +6,19 @@ What goes to the workers, and what that costs, is as for every other verifier: a
 from __future__ import annotations
 
 import itertools
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from stream_grpo.config import Rewards
-from stream_grpo.config_rewards import Asked
-from stream_grpo.rewards.composition import Usage, chosen, compose, part_row, tails
+from stream_grpo.rewards.composition import Usage, absent, chosen, part_row
 from stream_grpo.rewards.gathering import Place
 from stream_grpo.rewards.hidden import HiddenGap, is_sampled
 from stream_grpo.rewards.result import VerifiableProblem
-from stream_grpo.rewards.scoring import UNSCORED_ENDS, Pool, Scoring, asked_verifiers, composition_version
-from stream_grpo.types import Decision, EndReason, RewardResult
+from stream_grpo.rewards.scoring import UNSCORED_ENDS, Pool, Scoring, asked_verifiers, versions
+from stream_grpo.rewards.whole import Part, Whole, no_row
+from stream_grpo.types import EndReason, RewardResult
 
 
 @dataclass(slots=True, eq=False)
@@ -25,17 +26,11 @@ class _Response:
     """A response whose parts are being asked."""
 
     task_id: str
-    composition: str
     problem: VerifiableProblem
     text: str
     end_reason: EndReason
     place: Place | None
-    usage: Usage
-    results: dict[str, RewardResult] = field(default_factory=dict)
-    seconds: dict[str, RewardResult] = field(default_factory=dict)
-    num_out: int = 0
-    """Parts that have not answered."""
-    has_asked_tails: bool = False
+    whole: Whole
 
 
 @dataclass(slots=True, eq=False)
@@ -61,10 +56,12 @@ class ComposedScoring(Scoring):
         make_pool: Callable[[Rewards, Sequence[str]], Pool] | None = None,
     ) -> None:
         """As `Scoring`; `expected` may hold names of compositions."""
+        expected = set(expected)
         super().__init__(rewards, asked_verifiers(expected, rewards), make_pool=make_pool)
-        self._versions = {name: composition_version(name, rewards) for name in rewards.compose}
+        self._versions = versions([name for name in expected if chosen(name, rewards.compose)], rewards)
+        self._absent: dict[str, Counter[str]] = defaultdict(Counter)
         self._numbers = itertools.count()
-        self._parts: dict[str, tuple[_Response, str, bool]] = {}
+        self._parts: dict[str, tuple[_Response, Part]] = {}
         self._hidden_parts: dict[str, str] = {}
         self._pairs: dict[str, _Pair] = {}
         self._composed: list[tuple[str, RewardResult]] = []
@@ -91,23 +88,20 @@ class ComposedScoring(Scoring):
         self._num_asked += 1
         if may_be_trained and end_reason not in UNSCORED_ENDS:
             self._show_hidden(task_id, problem, response_text, end_reason)
-        name = chosen(problem.verifier, self._rewards.compose)
-        if name is None:
+        found = chosen(problem.verifier, self._rewards.compose)
+        if found is None:
             super().submit(task_id, problem, response_text, end_reason, place)
             return
-        composition = self._rewards.compose[name]
-        usage = Usage(num_tokens=num_tokens, num_tool_calls=response_text.count(composition.tool_marker))
-        response = _Response(task_id, name, problem, response_text, end_reason, place, usage)
-        response.num_out = len(composition.components)
-        for key, component in composition.components.items():
-            self._ask(response, key, component, component.verifier)
+        usage = Usage(num_tokens=num_tokens, num_tool_calls=response_text.count(found.composition.tool_marker))
+        whole = Whole(found, self._version(problem.verifier), usage)
+        self._ask(_Response(task_id, problem, response_text, end_reason, place, whole), whole.first())
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[str, RewardResult]]:
         """As `Scoring.poll`: whole results alone."""
         found = list[tuple[str, RewardResult]]()
         for task_id, result in super().poll(0.0 if self._composed else timeout_s):
             if task_id in self._parts:
-                self._take_part(*self._parts.pop(task_id), result)
+                self._take(*self._parts.pop(task_id), result)
             elif task_id in self._hidden_parts:
                 self._compare(self._hidden_parts.pop(task_id), hidden=result)
             else:
@@ -122,11 +116,11 @@ class ComposedScoring(Scoring):
     def forget(self, group: str) -> None:
         """As `Scoring.forget`: a composition of which a part is dropped has no result either."""
         self._num_asked -= self._drop(group)
-        of_group = {key for response, key, _ in self._parts.values() if _group_of(response) == group}
+        of_group = {part.key for response, part in self._parts.values() if _group_of(response) == group}
         dropped: set[_Response] = set()
         for key in of_group:
             if self._drop(f"{group}#{key}"):
-                found = [name for name, (r, at, _) in self._parts.items() if at == key and _group_of(r) == group]
+                found = [name for name, (r, part) in self._parts.items() if part.key == key and _group_of(r) == group]
                 dropped |= {self._parts.pop(name)[0] for name in found}
         self._num_asked -= len(dropped)
 
@@ -147,46 +141,44 @@ class ComposedScoring(Scoring):
         return None if self.gap is None else self.gap.alarm
 
     def status(self) -> dict[str, Any]:
-        """As `Scoring.status`, where a part counts as a response; and the gap to the hidden verifier."""
-        return super().status() | {"hidden": None if self.gap is None else self.gap.status()}
+        """As `Scoring.status`, where a part counts as a response; what optional parts did not give; the hidden gap."""
+        return super().status() | {
+            "absent": {name: dict(counts) for name, counts in dict(self._absent).items()},
+            "hidden": None if self.gap is None else self.gap.status(),
+        }
 
-    def _ask(self, response: _Response, key: str, asked: Asked, verifier: str, *, is_second: bool = False) -> None:
-        try:
-            row = part_row(response.problem, asked, verifier, key)
-        except ValueError as error:
-            result = _no_row(verifier, error)
-            self._unscored.settle(result)
-            self._take_part(response, key, is_second, result)
-            return
-        part_id = self._part_id(response.task_id)
-        self._parts[part_id] = response, key, is_second
-        # A second verifier is asked about some of a group: there is nothing to wait for.
-        place = None if is_second else _place_of(response, key)
-        super().submit(part_id, row, response.text, response.end_reason, place)
+    def _version(self, verifier: str) -> str:
+        if verifier not in self._versions:
+            self._versions |= versions([verifier], self._rewards)
+        return self._versions[verifier]
+
+    def _ask(self, response: _Response, parts: Iterable[Part]) -> None:
+        for part in parts:
+            try:
+                row = part.row(response.problem)
+            except ValueError as error:
+                result = no_row(part.verifier, error)
+                self._unscored.settle(result)
+                self._take(response, part, result)
+                continue
+            part_id = self._part_id(response.task_id)
+            self._parts[part_id] = response, part
+            # A second verifier is asked about some of a group: there is nothing to wait for.
+            place = None if part.is_second else _place_of(response, part.key)
+            super().submit(part_id, row, response.text, response.end_reason, place)
 
     def _part_id(self, task_id: str) -> str:
         return f"{task_id}#{next(self._numbers)}"
 
-    def _take_part(self, response: _Response, key: str, is_second: bool, result: RewardResult) -> None:
-        """Keep what a part says; with the last of them ask what the tail needs, or make the whole."""
-        (response.seconds if is_second else response.results)[key] = result
-        response.num_out -= 1
-        if response.num_out:
-            return
-        composition = self._rewards.compose[response.composition]
-        if not response.has_asked_tails:
-            response.has_asked_tails = True
-            keys = tails(composition, response.results)
-            response.num_out = len(keys)
-            for key in keys:
-                component = composition.components[key]
-                assert component.tail_verifier is not None
-                self._ask(response, key, component, component.tail_verifier, is_second=True)
-            if keys:
-                return
-        version, parts = self._versions[response.composition], (response.results, response.seconds)
-        result = compose(response.composition, version, composition, *parts, response.usage)
-        self._composed.append((response.task_id, result))
+    def _take(self, response: _Response, part: Part, result: RewardResult) -> None:
+        """Keep what a part says; with the last of them ask what the tail needs, or hand the whole on."""
+        whole = response.whole
+        if more := whole.take(part, result):
+            self._ask(response, more)
+        elif whole.result is not None:
+            if whole.result.reward is not None:
+                self._absent[whole.chosen.name].update(absent(whole.chosen.composition, whole.results))
+            self._composed.append((response.task_id, whole.result))
 
     def _show_hidden(self, task_id: str, problem: VerifiableProblem, text: str, end_reason: EndReason) -> None:
         if self._hidden is None or not is_sampled(self._hidden, task_id):
@@ -195,7 +187,7 @@ class ComposedScoring(Scoring):
         try:
             row = part_row(problem, self._hidden, self._hidden.verifier, "the hidden verifier")
         except ValueError as error:
-            self._compare(task_id, hidden=_no_row(self._hidden.verifier, error))
+            self._compare(task_id, hidden=no_row(self._hidden.verifier, error))
             return
         part_id = self._part_id(task_id)
         self._hidden_parts[part_id] = task_id
@@ -217,10 +209,3 @@ def _group_of(response: _Response) -> str | None:
 def _place_of(response: _Response, key: str) -> Place | None:
     """A part is compared with the same part of the others."""
     return None if response.place is None else Place(f"{response.place.group}#{key}", response.place.size)
-
-
-def _no_row(verifier: str, error: ValueError) -> RewardResult:
-    """Of a verifier that cannot be asked, because the row has not what it reads."""
-    return RewardResult(
-        decision=Decision.ENV_ERROR, reward=None, verifier=verifier, verifier_version="", evidence=str(error)
-    )

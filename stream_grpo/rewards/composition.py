@@ -10,9 +10,10 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from stream_grpo.config_rewards import COMPOSE_PREFIX, Asked, Component, Composition, Cost, CostKind, settings
+from stream_grpo.rewards.listed import label_of, listed
 from stream_grpo.rewards.messages import ProblemRow, row_of
 from stream_grpo.rewards.result import MAX_EVIDENCE_CHARACTERS, VerifiableProblem
 from stream_grpo.types import Decision, RewardResult
@@ -60,6 +61,11 @@ def tails(composition: Composition, results: Mapping[str, RewardResult]) -> list
     return [name for name, component in composition.components.items() if in_tail(component, results[name])]
 
 
+def absent(composition: Composition, results: Mapping[str, RewardResult]) -> list[str]:
+    """The optional components that had no reward to give."""
+    return [key for key, part in composition.components.items() if part.optional and results[key].reward is None]
+
+
 def compose(
     name: str,
     version: str,
@@ -68,7 +74,7 @@ def compose(
     seconds: Mapping[str, RewardResult],
     usage: Usage,
 ) -> RewardResult:
-    """The result of the whole from those of every component and of the second verifiers of `tails`.
+    """The result of the whole, as verifier `name`, from those of every component and of the second ones of `tails`.
 
     It passes where every component that decides does. A failed gate settles it, whatever else is known or unknown;
     otherwise it has no reward where a component that is not optional has none: env_error before unknown. Components:
@@ -134,27 +140,41 @@ def verifiers_of(composition: Composition) -> set[str]:
     return {part.verifier for part in parts} | {part.tail_verifier for part in parts if part.tail_verifier is not None}
 
 
-def chosen(verifier: str, compositions: Mapping[str, Composition]) -> str | None:
-    """The name of the composition that scores a row with this verifier, or None: it says so, or is replaced."""
+class Chosen(NamedTuple):
+    """The composition that scores a row."""
+
+    name: str
+    """The verifier of its results: `compose:NAME`, or for a list of verifiers their names, joined."""
+    composition: Composition
+
+
+def chosen(verifier: str, compositions: Mapping[str, Composition]) -> Chosen | None:
+    """The composition that scores a row with this verifier, or None: it says so, is a list, or is replaced.
+
+    Raises ConfigError for a list that is none.
+    """
     if verifier.startswith(COMPOSE_PREFIX):
         name = verifier.removeprefix(COMPOSE_PREFIX)
-        return name if name in compositions else None
-    return next((name for name, one in compositions.items() if verifier in one.replaces), None)
+        return Chosen(verifier, compositions[name]) if name in compositions else None
+    if (composition := listed(verifier)) is not None:
+        return Chosen(label_of(composition), composition)
+    found = (Chosen(COMPOSE_PREFIX + name, one) for name, one in compositions.items() if verifier in one.replaces)
+    return next(found, None)
 
 
 def plain_verifiers(names: Iterable[str], compositions: Mapping[str, Composition]) -> set[str]:
     """The verifiers that are asked for rows that name `names`, compositions taken apart."""
     found: set[str] = set()
     for name in names:
-        key = chosen(name, compositions)
-        found |= {name} if key is None else verifiers_of(compositions[key])
+        whole = chosen(name, compositions)
+        found |= {name} if whole is None else verifiers_of(whole.composition)
     return found
 
 
 def _worth(component: Component, result: RewardResult, second: RewardResult | None) -> float:
-    """weight (reward - mean) / spread; 0 for an optional one without a reward and for a tail that is not confirmed."""
+    """weight (reward - mean) / spread, of `if_missing` where there is no reward; 0 for a tail that is not confirmed."""
     if result.reward is None:
-        return 0.0
+        return 0.0 if component.if_missing is None else component.weight * scaled(component.if_missing, component)
     if in_tail(component, result) and (second is None or second.decision is not Decision.PASS):
         return 0.0
     return component.weight * scaled(result.reward, component)
@@ -209,7 +229,7 @@ def _result(
     return RewardResult(
         decision=decision,
         reward=reward,
-        verifier=COMPOSE_PREFIX + name,
+        verifier=name,
         verifier_version=version,
         components=components,
         evidence=evidence,

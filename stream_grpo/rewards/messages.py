@@ -33,6 +33,8 @@ class ProblemRow:
 
 def row_of(problem: VerifiableProblem, verifier: str) -> ProblemRow:
     """The problem as a worker sees it, checked by a verifier that may be another than its own."""
+    if isinstance(problem, ProblemRow) and problem.verifier == verifier:
+        return problem
     return ProblemRow(
         problem_id=problem.problem_id,
         answer=problem.answer,
@@ -83,7 +85,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 def decode(line: bytes) -> dict[str, Any]:
     """The message of a line; empty for what a killed worker left of one."""
     try:
-        message = json.loads(line)
+        message = json.loads(line.decode("ascii"))  # as it was encoded; of bytes the parser guesses the encoding
     except ValueError:
         return {}
     return message if isinstance(message, dict) else {}
@@ -104,8 +106,18 @@ def result_to_plain(result: RewardResult) -> dict[str, Any]:
 
 def result_from_plain(plain: Mapping[str, Any]) -> RewardResult:
     """The inverse of `result_to_plain`."""
-    steps = tuple(StepScore(*step) for step in plain["steps"])
-    return RewardResult(**{**plain, "decision": Decision(plain["decision"]), "steps": steps})
+    return RewardResult(
+        decision=_DECISIONS[plain["decision"]],
+        reward=plain["reward"],
+        verifier=plain["verifier"],
+        verifier_version=plain["verifier_version"],
+        components=plain["components"],
+        evidence=plain["evidence"],
+        steps=tuple(StepScore(*step) for step in plain["steps"]),
+    )
+
+
+_DECISIONS = {decision.value: decision for decision in Decision}
 
 
 class UnderWay(NamedTuple):

@@ -21,20 +21,21 @@ class UnscoredPolicy:
     retry_after_s: float = 1.0
     """How long after."""
     max_env_errors_in_row: int | None = 32
-    """So many responses in a row left out for errors stop the run; None: no number does."""
+    """So many responses in a row that one verifier left out for errors stop the run; None: no number does."""
 
 
 class UnscoredCount:
     """Applies a policy, and counts what was left out.
 
-    A response is left out once its retries are used up. Only an env_error adds to the row of errors, and any other
-    final decision ends the row: unknown too, for it takes a working verifier to say so.
+    A response is left out once its retries are used up. Each verifier has a row of errors of its own: one that is down
+    is not hidden by another that works. Only an env_error adds to it, and any other final decision of the same verifier
+    ends the row: unknown too, for it takes a working verifier to say so.
     """
 
     def __init__(self, policy: UnscoredPolicy) -> None:
         self._policy = policy
-        self._num_in_row = 0
-        self._first_of_row = ""
+        self._num_in_row: Counter[str] = Counter()
+        self._first_of_row: dict[str, str] = {}
         self._decisions: Counter[Decision] = Counter()
         self._num_retries = 0
 
@@ -55,24 +56,25 @@ class UnscoredCount:
         Raises RewardError at the env_error that makes the row too long, with the details of the first of the row.
         """
         self._decisions[result.decision] += 1
+        verifier = result.verifier
         if result.decision is not Decision.ENV_ERROR:
-            self._num_in_row = 0
+            self._num_in_row[verifier] = 0
             return
-        if self._num_in_row == 0:
-            self._first_of_row = f"{result.verifier}: {details or result.evidence}"
-        self._num_in_row += 1
+        if self._num_in_row[verifier] == 0:
+            self._first_of_row[verifier] = f"{verifier}: {details or result.evidence}"
+        self._num_in_row[verifier] += 1
         limit = self._policy.max_env_errors_in_row
-        if limit is not None and self._num_in_row >= limit:
+        if limit is not None and self._num_in_row[verifier] >= limit:
             raise RewardError(
-                f"{self._num_in_row} responses in a row could not be scored, which is the limit; the first error was\n"
-                f"{self._first_of_row}"
+                f"{self._num_in_row[verifier]} responses in a row could not be scored, which is the limit; the first "
+                f"error was\n{self._first_of_row[verifier]}"
             )
 
     def status(self) -> dict[str, Any]:
-        """Final decisions by name, retries, and the present row of errors."""
+        """Final decisions by name, retries, and the longest present row of errors."""
         return {
             "decisions": {decision.value: self._decisions[decision] for decision in Decision},
             "num_left_out": self._decisions[Decision.UNKNOWN] + self._decisions[Decision.ENV_ERROR],
             "num_retries": self._num_retries,
-            "num_env_errors_in_row": self._num_in_row,
+            "num_env_errors_in_row": max(self._num_in_row.values(), default=0),
         }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from stream_grpo.config import Rewards
 from stream_grpo.config_http import PREFIX as HTTP
 from stream_grpo.config_http import Judge
-from stream_grpo.config_rewards import COMPOSE_PREFIX, settings
+from stream_grpo.config_rewards import COMPOSE_PREFIX, Composition, settings
 from stream_grpo.errors import ConfigError
 from stream_grpo.rewards import sandbox
 from stream_grpo.rewards.code import CODE, CodeSettings
@@ -284,10 +284,12 @@ def asked_verifiers(names: Iterable[str], rewards: Rewards) -> set[str]:
 
 def check_scores_alone(names: Iterable[str], rewards: Rewards) -> None:
     """Raise ConfigError where a verifier compares the responses of a group: it has no score for one, or of a run."""
-    required = {name for name in names if chosen(name, rewards.compose) is None}
-    for key in {chosen(name, rewards.compose) for name in names} - {None}:
-        parts = rewards.compose[str(key)].components.values()
-        required |= {part.verifier for part in parts if not part.optional}
+    required = set[str]()
+    for name in names:
+        if (whole := chosen(name, rewards.compose)) is None:
+            required.add(name)
+        else:
+            required |= {part.verifier for part in whole.composition.components.values() if not part.optional}
     for name in sorted(required):
         judge = rewards.http.get(name.removeprefix(HTTP)) if name.startswith(HTTP) else None
         if judge is not None and judge.kind == "pairwise":
@@ -322,17 +324,16 @@ def versions(names: Iterable[str], rewards: Rewards) -> dict[str, str]:
     return {name: _version(name, rewards) for name in sorted(set(names))}
 
 
-def composition_version(name: str, rewards: Rewards) -> str:
-    """The version of a composition by its name. Raises ConfigError where one of its verifiers is not there."""
-    composition = rewards.compose[name]
+def composition_version(composition: Composition, rewards: Rewards) -> str:
+    """The version of a composition. Raises ConfigError where one of its verifiers is not there."""
     asked = verifiers_of(composition)
     _require_known(asked, rewards)
     return version_of(composition, {verifier: _plain_version(verifier, rewards) for verifier in asked})
 
 
 def _version(name: str, rewards: Rewards) -> str:
-    composition = chosen(name, rewards.compose)
-    return _plain_version(name, rewards) if composition is None else composition_version(composition, rewards)
+    whole = chosen(name, rewards.compose)
+    return _plain_version(name, rewards) if whole is None else composition_version(whole.composition, rewards)
 
 
 def _plain_version(name: str, rewards: Rewards) -> str:
@@ -362,7 +363,10 @@ def scoring_version(rewards: Rewards) -> str:
             "allow_weaker_sandbox",
         )
     ]
-    compositions = [f"{COMPOSE_PREFIX}{name}={composition_version(name, rewards)}" for name in sorted(rewards.compose)]
+    compositions = [
+        f"{COMPOSE_PREFIX}{name}={composition_version(composition, rewards)}"
+        for name, composition in sorted(rewards.compose.items())
+    ]
     shaping = f"shaping={json.dumps(settings(rewards.shaping), sort_keys=True)}"
     return ",".join([rewards_version(VERIFIERS), *functions, *limits, *compositions, shaping])
 

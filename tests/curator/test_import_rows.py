@@ -13,7 +13,7 @@ from curator.ingest.fields import FROM_CONTENT
 from curator.ingest.json_array import elements
 from curator.ingest.pass_rate import PassRate, parse_pass_rate
 from curator.ingest.report import import_files
-from curator.ingest.rows import RowReader
+from curator.ingest.rows import RowReader, to_problem
 from curator.schema import OFFLINE_PASS_RATE
 
 
@@ -139,3 +139,30 @@ def test_a_broken_array_is_told_with_its_line(tmp_path: Path, text: str, line: i
     for chunk in (1, 1000):
         with pytest.raises(PoolError, match=rf"a\.json:{line}: not JSON"):
             list(elements(tmp_path / "a.json", chunk_characters=chunk))
+
+
+def test_a_list_of_verifiers_is_one_text_of_the_problem() -> None:
+    entries = ["gsm8k", {"verifier": "regex", "gate": True}]
+    row = {"prompt": "1+1?", "answer": "2", "verifier": entries}
+    text = '["gsm8k", {"verifier": "regex", "gate": true}]'
+    assert to_problem(row).verifier == text
+    assert to_problem(row | {"verifier": text}).verifier == text
+    assert to_problem(row | {"verifier": ["math"]}).verifier == "math"
+    # As Parquet has it: every entry has every field.
+    structs = [{"verifier": "gsm8k", "gate": None}, {"verifier": "regex", "gate": True}]
+    assert to_problem(row | {"verifier": structs}).verifier == text
+    renamed = RowReader(verifier_names={"gsm8k": "math"}).read(row).problem
+    assert renamed.verifier == '["math", {"verifier": "regex", "gate": true}]'
+
+
+def test_a_list_of_verifiers_that_is_none_is_refused_with_file_row_and_field(tmp_path: Path) -> None:
+    good = {"prompt": "1+1?", "answer": "2", "verifier": ["math", "regex"]}
+    bad = {"prompt": "1+2?", "answer": "3", "verifier": ["math", {"verifier": "regex", "weight": -1}]}
+    path = lines(tmp_path / "rows.jsonl", [good, bad])
+    report = import_files([path], max_refused_share=0.5)
+    assert [problem.verifier for problem in report.problems] == ['["math", "regex"]']
+    (refusal,) = report.refusals()
+    assert f"{path}:2" in refusal
+    assert "verifier: [1].weight = -1: expected a number above 0" in refusal
+    with pytest.raises(PoolError, match="the default verifier: an empty list"):
+        import_files([path], default_verifier="[]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 import pytest
@@ -80,6 +81,18 @@ def test_a_second_verifier_is_asked_after_the_first_and_only_in_the_tail() -> No
     ((task_id, result),) = scoring.poll()
     assert (task_id, result.reward) == ("high", 0.0)
     assert "answer (tail) fail: why" in result.evidence
+
+
+def test_what_an_optional_part_does_not_give_is_counted() -> None:
+    parts = {"answer": {"verifier": "exact"}, "form": {"verifier": "regex", "optional": True, "if_missing": 0.5}}
+    pools = Pools()
+    scoring = ComposedScoring(rewards(compose={"x": {"components": parts}}), ["compose:x"], make_pool=pools)
+    for task_id, decision in (("a", Decision.UNKNOWN), ("b", Decision.PASS), ("c", Decision.ENV_ERROR)):
+        scoring.submit(task_id, row("compose:x"), "#### 51", EndReason.EOS)
+        pools.made[0].finished = [(pools.made[0].given[-1][0], said(decision))]
+        ((_, result),) = scoring.poll()
+        assert result.reward == (2.0 if decision is Decision.PASS else 1.5)
+    assert scoring.status()["absent"] == {"compose:x": {"form": 2}}
 
 
 def test_a_verifier_that_is_replaced_is_scored_by_the_composition() -> None:
@@ -257,3 +270,43 @@ def test_a_composition_is_a_rule_and_the_hidden_verifier_is_none() -> None:
     heavier = scoring_version(rewards(compose={"careful": CAREFUL | {"gate_reward": -3.0}}))
     assert len({plain, composed, heavier}) == 3
     assert scoring_version(rewards(hidden=HIDDEN)) == plain
+
+
+# -- with its real worker processes ------------------------------------------------------------------------------------
+
+
+def test_a_users_own_verifier_and_a_hidden_one_run_in_worker_processes() -> None:
+    own = "python:tests.rewards.fake_verifiers.obedient"
+    settings = rewards(
+        functions=[own],
+        compose={"both": {"components": {"answer": {"verifier": "exact"}, "own": {"verifier": own, "gold": "text"}}}},
+        hidden={"verifier": "regex", "share": 1.0, "window": 16},
+        max_retries=0,
+        time_limit_s=5.0,
+    )
+    texts = {"right": "#### 51", "wrong": "#### 51 ", "down": "raise it", "killed": "exit 3"}
+    results: dict[str, RewardResult] = {}
+    with ComposedScoring(settings, ["compose:both"]) as scoring:
+        for task_id, text in texts.items():
+            problem = row("compose:both", text="#### 51")
+            scoring.submit(task_id, problem, text, EndReason.EOS, may_be_trained=True)
+        deadline = time.monotonic() + 60
+        while (len(results) < 4 or _num_compared(scoring) < 4) and time.monotonic() < deadline:
+            results |= dict(scoring.poll(0.2))
+        status = scoring.status()
+    # `exact` ignores the white space, the user's own does not; what it raises or dies of is no reward.
+    assert {task_id: result.reward for task_id, result in results.items()} == {
+        "right": 2.0, "wrong": 1.0, "down": None, "killed": None,
+    }  # fmt: skip
+    assert results["wrong"].components == {"answer": 1.0, "own": 0.0, "score": 1.0}
+    assert "OSError: the disk of it is gone" in results["down"].evidence
+    # The hidden verifier finds 51 in both responses that have a reward: it passes the one that the whole fails.
+    assert (status["hidden"]["num_pairs"], status["hidden"]["num_unscored"]) == (2, 2)
+    assert (status["hidden"]["disagreement"], status["hidden"]["overrated"]) == (0.5, 0.0)
+    assert {own, "regex"} <= status["pool"]["times"].keys()
+    assert status["pool"]["num_restarts"] == 1
+
+
+def _num_compared(scoring: ComposedScoring) -> int:
+    assert scoring.gap is not None
+    return scoring.gap.num_pairs + scoring.gap.num_unscored

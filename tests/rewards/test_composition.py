@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from stream_grpo.config_rewards import Asked, Composition
 from stream_grpo.rewards.composition import (
     Usage,
+    absent,
     chosen,
     compose,
     cost_of,
@@ -39,7 +40,7 @@ def result(decision: Decision, reward: float | None = None, **more: Any) -> Rewa
 
 def composed(of: Composition, seconds: dict[str, RewardResult] | None = None, usage: Usage | None = None,
              **results: RewardResult) -> RewardResult:  # fmt: skip
-    return compose("careful", "7", of, results, seconds or {}, usage or Usage())
+    return compose("compose:careful", "7", of, results, seconds or {}, usage or Usage())
 
 
 SUM = composition({"answer": {"verifier": "math"}, "style": JUDGED})
@@ -184,6 +185,16 @@ def test_what_is_missing_leaves_the_response_out_unless_it_is_optional() -> None
     assert (got.decision, got.reward, got.components) == (PASS, 1.0, {"answer": 1.0, "score": 1.0})
 
 
+def test_a_fixed_reward_stands_in_for_an_optional_part_that_has_none() -> None:
+    style = JUDGED | {"optional": True, "if_missing": 3.0}
+    of = composition({"answer": {"verifier": "math"}, "style": style})
+    results = {"answer": result(PASS), "style": result(UNKNOWN)}
+    # 1 + 0.1 x (3 - 5) / 2; the weights stay as they are.
+    assert composed(of, answer=results["answer"], style=results["style"]).reward == pytest.approx(0.9)
+    assert absent(of, results) == ["style"]
+    assert absent(of, results | {"style": result(FAIL, 8.0)}) == []
+
+
 def test_an_optional_gate_that_says_nothing_is_open() -> None:
     gate = {"verifier": "regex", "role": "gate", "optional": True}
     of = composition({"form": gate, "answer": {"verifier": "math"}}, bounds=[0.0, 1.0], gate_reward=-1.0)
@@ -207,7 +218,7 @@ def test_a_row_finds_its_composition_by_name_or_by_the_verifier_that_is_replaced
     careful = composition({"answer": {"verifier": "math"}, "form": JUDGED | TAIL_OF}, replaces=["math"])
     all_of = {"careful": careful, "sum": SUM}
     assert [chosen(name, all_of) for name in ("compose:sum", "math", "exact", "compose:none")] == [
-        "sum", "careful", None, None,
+        ("compose:sum", SUM), ("compose:careful", careful), None, None,
     ]  # fmt: skip
     assert plain_verifiers(["math", "exact"], all_of) == {"math", "judge", "second", "exact"}
     assert plain_verifiers(["compose:none"], all_of) == {"compose:none"}
@@ -234,6 +245,8 @@ ANSWER, GATE, TIER = ({"verifier": "math", "role": role} for role in ("score", "
         ({"a": GATE | {"weight": 2.0}}, {}, "weight = 2.0: a gate only passes or fails"),
         ({"a": ANSWER | {"weight": 0.0}}, {}, "asked for nothing"),
         ({"a": TIER | {"optional": True}}, {}, "unknown tier has no place"),
+        ({"a": ANSWER | {"if_missing": 1.0}}, {}, "if_missing = 1: without its reward the response is left out"),
+        ({"a": GATE | {"optional": True, "if_missing": 1.0}}, {}, "if_missing = 1.0: a gate only passes or fails"),
         ({"a": ANSWER | {"tail_above": 1.0}}, {}, "tail_above and tail_verifier need each other"),
         ({"a": ANSWER | {"tail_above": 1.0, "tail_verifier": "math"}}, {}, "the verifier that is in question"),
         ({"a": ANSWER | {"decides": False}}, {}, "none of them decides"),

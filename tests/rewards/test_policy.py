@@ -37,6 +37,17 @@ def test_errors_in_a_row_stop_the_run_with_the_first_traceback() -> None:
         count.settle(result(Decision.ENV_ERROR), "Traceback: the third")
 
 
+def test_a_verifier_that_is_down_is_not_hidden_by_one_that_works() -> None:
+    count = UnscoredCount(UnscoredPolicy(max_env_errors_in_row=3))
+    down = RewardResult(decision=Decision.ENV_ERROR, reward=None, verifier="http:judge", verifier_version="1")
+    for _ in range(2):
+        count.settle(down, "no connection")
+        count.settle(result(Decision.PASS))
+    assert count.status()["num_env_errors_in_row"] == 2
+    with pytest.raises(RewardError, match=r"3 responses in a row .*\nhttp:judge: no connection"):
+        count.settle(down, "no connection")
+
+
 def test_without_a_limit_no_number_of_errors_stops() -> None:
     count = UnscoredCount(UnscoredPolicy(max_env_errors_in_row=None))
     for _ in range(1000):

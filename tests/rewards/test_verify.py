@@ -109,3 +109,68 @@ def test_a_judge_without_its_configuration_is_refused_with_what_is_known() -> No
     result = run("--gold", "1", "--response", "1", "--verifier", "http:rm")
     assert result.exit_code == 2
     assert "no verifier is called 'http:rm'" in result.output
+
+
+CAREFUL = """
+[model]
+path = "m"
+[rewards.compose.careful]
+bounds = [0.0, 1.0]
+gate_reward = -1.0
+components.form = { verifier = "regex", role = "gate", columns = { pattern = "####" } }
+components.answer = { verifier = "exact", weight = 0.5 }
+components.label = { verifier = "exact", weight = 0.5, gold = "label" }
+"""
+
+
+def test_a_composition_of_a_configuration_shows_what_every_part_says(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(CAREFUL)
+    file = rows(
+        tmp_path / "rows.jsonl",
+        {"gold": "7", "response": "#### 7", "verifier": "compose:careful", "label": "8"},
+        {"gold": "7", "response": "7", "verifier": "compose:careful", "label": "8"},
+        {"gold": "7", "response": "#### 7", "verifier": "compose:careful"},  # no such column
+        {"gold": "7", "response": "#### 7", "verifier": "exact"},
+    )
+    arguments = [file, "--config", str(tmp_path / "run.toml")]
+    shown = run(*arguments)
+    assert shown.exit_code == 0, shown.output
+    lines = shown.stdout.splitlines()
+    # Of four rows three have three parts each.
+    assert len(lines) == 4 + 3 * 3
+    assert lines[0].startswith("    1  fail       compose:careful ")
+    assert lines[0].endswith("reward 0.5")
+    assert lines[2].strip() == "pass       answer: exact 1  reward 1  answer '7', expected '7'"
+    assert lines[3].strip() == "fail       label: exact 1  reward 0  answer '7', expected '8'"
+    found = [json.loads(line) for line in run(*arguments, "--json").stdout.splitlines()]
+    assert [row["reward"] for row in found] == [0.5, -1.0, None, 1.0]
+    assert [list(row.get("parts", ())) for row in found] == [["form", "answer", "label"]] * 3 + [[]]
+    assert found[2]["parts"]["label"]["evidence"].endswith("has no column 'label', the gold of label")
+
+
+def test_a_list_of_verifiers_is_asked_part_by_part(tmp_path: Path) -> None:
+    function = FAKE + "obedient"
+    listed = [{"verifier": "exact", "weight": 0.75}, {"verifier": function, "weight": 0.25}]
+    file = rows(tmp_path / "rows.jsonl", {"gold": "#### 7", "response": "#### 7", "verifier": listed})
+    (line,) = run(file, "--json").stdout.splitlines()
+    found = json.loads(line)
+    # `exact` reads 7, which is not the gold; the function compares the whole text.
+    assert found["reward"] == 0.25
+    assert [part["decision"] for part in found["parts"].values()] == ["fail", "pass"]
+    pair = run("--gold", "7", "--response", "#### 7", "--verifier", '["exact", "math"]')
+    assert "exact+math" in pair.stdout
+    assert [line.split()[1] for line in pair.stdout.splitlines()[1:]] == ["exact:", "math:"]
+
+
+@pytest.mark.parametrize(
+    ("verifier", "message"),
+    [
+        ('["exact", "maths"]', "no verifier is called 'maths'"),
+        ('["exact", {"verifier": "math", "wieght": 1}]', "[1].wieght: unknown; known: verifier, weight, gate"),
+        ("compose:none", "no verifier is called 'compose:none'"),
+    ],
+)
+def test_a_list_or_composition_that_cannot_be_asked_is_refused(verifier: str, message: str) -> None:
+    result = run("--gold", "1", "--response", "1", "--verifier", verifier)
+    assert result.exit_code == 2
+    assert message in result.output.replace("\n", "")
