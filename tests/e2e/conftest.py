@@ -59,9 +59,21 @@ def arguments(made: Path, root: Path, name: str, **settings: object) -> list[str
     return [*COMMAND, "train", config, *(part for key, value in chosen.items() for part in ("--set", f"{key}={value}"))]
 
 
+USERS_OWN = "python:tests.e2e.verifiers.ends_right"
+REWARDS: dict[str, object] = {
+    "rewards.functions": [USERS_OWN],
+    "rewards.compose.both.components.answer": '{verifier = "exact", weight = 0.5}',
+    "rewards.compose.both.components.own": f'{{verifier = "{USERS_OWN}", weight = 0.5, decides = false}}',
+    "rewards.compose.both.replaces": ["exact"],
+    "rewards.hidden.verifier": "regex",
+    "rewards.hidden.max_disagreement": 1.0,
+}
+"""Half of the reward is the user's own, in worker processes. The hidden verifier looks for the gold anywhere."""
+
+
 @pytest.fixture(scope="session")
 def run(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A whole run: evaluated, trained for 24 steps, evaluated once on the way and again after it."""
+    """A whole run, rewarded by a composition: evaluated, trained for 24 steps, evaluated on the way and after it."""
     root = tmp_path_factory.mktemp("runs")
     settings: dict[str, object] = {
         "run.num_steps": 24,
@@ -69,6 +81,7 @@ def run(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         "evaluation.num_samples": 8,
         "evaluation.interval": 12,
         "evaluation.interval_samples": 2,
+        **REWARDS,
     }
     done = subprocess.run(arguments(made, root, "first", **settings), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

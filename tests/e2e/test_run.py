@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from stream_grpo.config_file import load
-from tests.e2e.conftest import COMMAND, ROOT, Live, Run, arguments
+from tests.e2e.conftest import COMMAND, ROOT, USERS_OWN, Live, Run, arguments
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -80,6 +80,27 @@ def test_the_journal_alone_gives_the_same_account(run: Run) -> None:
             # `step` of the row is the step it made: the weights at its start were one before.
             assert trained[rollout["group_id"]]["step"] - 1 - min(steps) <= 4
     assert num_tokens == run.summary["tokens"]["trained"] + run.summary["tokens"]["masked"]
+
+
+def test_every_reward_is_of_the_composition_and_the_hidden_verifier_watches(run: Run) -> None:
+    segments = sorted((run.path / "journal").glob("segment-*.arrow"))
+    rollouts = [row for path in segments for batch in pa.ipc.open_stream(path) for row in batch.to_pylist()]
+    scored = [row for row in rollouts if row["reward"] is not None]
+    assert len(scored) > 1000
+    for row in scored:
+        parts = dict(row["reward_components"])
+        assert row["verifier"] == "compose:both"
+        assert row["reward"] == parts["score"] == 0.5 * parts["answer"] + 0.5 * parts["own"]
+        assert row["decision"] == ("pass" if parts["answer"] else "fail")
+    assert {row["decision"] for row in scored} == {"pass", "fail"}
+    status = [line for line in run.lines("status") if line["part"] == "sampler-0"][-1]["rewards"]
+    # The user's own ran in worker processes, and so did the hidden verifier.
+    assert {USERS_OWN, "regex"} <= status["pool"]["times"].keys()
+    assert status["pool"]["num_left_out"] == 0
+    assert status["hidden"]["num_pairs"] > 100
+    # What passes has the gold in it.
+    assert status["hidden"]["overrated"] == 0.0
+    assert "regex" not in json.dumps([row["evidence"] for row in scored])
 
 
 def test_the_curator_has_every_outcome(run: Run) -> None:

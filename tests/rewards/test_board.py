@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_grpo.rewards.board import Board, Task
-from stream_grpo.rewards.messages import ProblemRow, decode
+from stream_grpo.rewards.messages import ProblemRow, decode, result_to_plain
 from stream_grpo.rewards.policy import UnscoredPolicy
-from stream_grpo.types import Decision
+from stream_grpo.types import Decision, RewardResult
 
 LENIENT = UnscoredPolicy(num_env_error_retries=0, max_env_errors_in_row=None)
-PASS = {"decision": "pass", "reward": 1.0, "verifier": "exact", "verifier_version": "1", "steps": []}
+PASS = result_to_plain(RewardResult(decision=Decision.PASS, reward=1.0, verifier="exact", verifier_version="1"))
 QUICK = {"result": PASS, "version": "1", "seconds": 2**-9}
 
 
