@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from curator.cli_score import score
 from curator.console import Advance, agreed, check_asking, errors, finite, progress, say, scratch, settings
 from curator.errors import CuratorError
 
@@ -259,6 +260,9 @@ def compact(
         opened.compact(timedelta(minutes=keep_minutes))
         opened.close()
         say(f"{pool}: versions kept: {', '.join(map(str, opened.versions()))}")
+
+
+app.command()(score)
 
 
 def _files(files: Sequence[Path], drop: Sequence[str], advance: Advance) -> Iterator[Source]:
