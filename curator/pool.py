@@ -216,6 +216,13 @@ class Pool:
             self._outcome_table.checkout_latest()
             return self._outcome_table.to_arrow().sort_by("sequence")
 
+    def further_table(self, name: str) -> pa.Table | None:
+        """A table that another part keeps in the folder; None where it is not there."""
+        with _reading(self.path):
+            if not (self.path / f"{name}.lance").is_dir():
+                return None
+            return lancedb.connect(str(self.path)).open_table(name).to_arrow()
+
     def last_sequence(self) -> int:
         """Sequence number of the newest outcome in the table; -1 where there is none."""
         if self._lock is not None and self._last_sequence is not None:
