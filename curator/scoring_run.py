@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from curator.answers import final_answer
 from curator.errors import CuratorError
@@ -216,8 +216,6 @@ def as_scored(score: Score) -> Scored:
 
 def with_verifier(problems: Iterable[Problem], verifier: str | None) -> Iterator[Problem]:
     """The problems, with another verifier than their own where one is named."""
-    from dataclasses import replace
-
     return (problem if verifier is None else replace(problem, verifier=verifier) for problem in problems)
 
 
