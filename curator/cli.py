@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from curator.console import Advance, agreed, check_asking, errors, progress, say, scratch, settings
+from curator.cli_report import report
+from curator.cli_score import score
+from curator.console import Advance, agreed, check_asking, errors, finite, progress, say, scratch, settings
 from curator.errors import CuratorError
 
 if TYPE_CHECKING:
@@ -27,6 +29,11 @@ DryRun = Annotated[bool, typer.Option(help="Report, write nothing.")]
 ReportFile = Annotated[
     Path | None, typer.Option("--report", metavar="FILE", help="Write the whole report as JSON too.")
 ]
+
+MAX_KEEP_MINUTES = 60 * 24 * 366
+"""A year."""
+MAX_SEED = (1 << 31) - 1
+"""Families of generators that draw with numpy take no larger ones."""
 
 Exact = Annotated[bool, typer.Option(help="Remove problems that are equal but for case, space, character forms.")]
 Near = Annotated[float | None, typer.Option(metavar="JACCARD", help="Remove nearly equal ones, from this on; say 0.8.")]
@@ -63,8 +70,8 @@ def import_problems(
         str | None, typer.Option(metavar="FAMILY", help="Generate instead of reading files.")
     ] = None,
     config: Annotated[str | None, typer.Option(metavar="JSON", help="Settings of the family or composite.")] = None,
-    size: Annotated[int, typer.Option(min=1, help="Problems to generate.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first one; the next has the next.")] = 0,
+    size: Annotated[int, typer.Option(min=1, max=MAX_SEED, help="Problems to generate.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the first one; the next has the next.")] = 0,
     exact: Exact = True,
     near: Near = None,
     semantic: Semantic = None,
@@ -77,7 +84,9 @@ def import_problems(
         Path | None, typer.Option(metavar="FOLDER", help="Count tokens and render examples with its template.")
     ] = None,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Refuse longer prompts.")] = None,
-    max_refused_share: Annotated[float, typer.Option(min=0, max=1, help="Above it nothing is written.")] = 0.05,
+    max_refused_share: Annotated[
+        float, typer.Option(min=0, max=1, callback=finite, help="Above it nothing is written.")
+    ] = 0.05,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -165,7 +174,10 @@ def clean(
 
         with settings():
             cleaning = _cleaning(exact, near, semantic, embedding, any_numbers, heldout_near, heldout_words)
-            reader = RowReader(mapping=_pairs("--map", mapping))
+            columns = _pairs("--map", mapping)
+            if others := columns.keys() - {"prompt"}:
+                raise CuratorError(f"--map {min(others)}: of held-out files only the prompt is read; use prompt=COLUMN")
+            reader = RowReader(mapping=columns)
         opened = Pool.open(pool)
         with scratch(None) as folder:
             report = clean_pool(opened.problem_batches(), cleaning, heldout or [], reader, folder)
@@ -202,7 +214,7 @@ def export(
     outcomes: Annotated[
         bool, typer.Option("--outcomes", help="The table of outcomes instead of the problems.")
     ] = False,
-    version: Annotated[int | None, typer.Option(help="The problems as they were in this version.")] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="The problems as they were in this version.")] = None,
 ) -> None:
     """Write a pool's problems, or its outcomes, to a file; import reads the problems back."""
     with errors():
@@ -235,7 +247,10 @@ def diff(
 
 
 @app.command()
-def compact(pool: PoolArgument, keep_minutes: Annotated[float, typer.Option(min=0)] = 10) -> None:
+def compact(
+    pool: PoolArgument,
+    keep_minutes: Annotated[float, typer.Option(min=0, max=MAX_KEEP_MINUTES, callback=finite)] = 10,
+) -> None:
     """Rewrite a pool's tables in few files, and drop versions older than this. No process may be using it."""
     with errors():
         from datetime import timedelta
@@ -246,6 +261,10 @@ def compact(pool: PoolArgument, keep_minutes: Annotated[float, typer.Option(min=
         opened.compact(timedelta(minutes=keep_minutes))
         opened.close()
         say(f"{pool}: versions kept: {', '.join(map(str, opened.versions()))}")
+
+
+app.command()(score)
+app.command()(report)
 
 
 def _files(files: Sequence[Path], drop: Sequence[str], advance: Advance) -> Iterator[Source]:

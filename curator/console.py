@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from curator.errors import CuratorError
+from curator.leftovers import locked_folder
 
 Advance = Callable[..., None]
 """(amount, what is done, total): further bytes or rows are done; an amount of 0 says what comes next."""
@@ -39,11 +41,14 @@ def say(text: str) -> None:
 
 @contextmanager
 def scratch(beside: Path | None) -> Iterator[Path]:
-    """A folder for staged problems, gone at the end: on the disk of a pool to be, or where temporary files are."""
-    if beside is not None:
-        beside.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=beside and beside.parent, prefix=".curator-") as folder:
-        yield Path(folder)
+    """A folder for staged problems, gone at the end: on the disk of a pool to be, or where temporary files are.
+
+    What an import that was killed has left there goes first.
+    """
+    parent = Path(tempfile.gettempdir()) if beside is None else beside.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with locked_folder(parent, ".curator-") as folder:
+        yield folder
 
 
 @contextmanager
@@ -81,6 +86,13 @@ def progress() -> Iterator[Advance]:
         yield advance
     finally:
         bar.stop()
+
+
+def finite(value: float | None) -> float | None:
+    """The value of an option. Raises BadParameter for `nan` and `inf`, which pass every comparison with a bound."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number to compare with")
+    return value
 
 
 @contextmanager

@@ -8,10 +8,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property
 from itertools import islice
@@ -23,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from curator.errors import PoolError
+from curator.leftovers import locked_folder
 from curator.schema import OUTCOME_SCHEMA, PROBLEM_SCHEMA, Problem, problem_from_row, problems_to_batch
 
 # LanceDB's own log would print warnings into every terminal; the level is read at import.
@@ -71,11 +71,10 @@ class Pool:
         """As `create`, from batches of PROBLEM_SCHEMA, of which few are in memory at once."""
         if path.exists():
             raise PoolError(f"{path}: exists already")
-        building = path.with_name(f".{path.name}.building-{os.getpid()}")
-        shutil.rmtree(building, ignore_errors=True)
-        try:
+        with ExitStack() as stack:
             with _creating(path):
-                building.parent.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                building = stack.enter_context(locked_folder(path.parent, f".{path.name}.building-"))
                 database = lancedb.connect(str(building))
                 problems = database.create_table("problems", schema=PROBLEM_SCHEMA)
                 database.create_table("outcomes", schema=OUTCOME_SCHEMA)
@@ -85,15 +84,14 @@ class Pool:
             _check_ids(path, problems)
             with _creating(path):
                 building.rename(path)
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
         return cls.open(path, compact_every=compact_every)
 
     @classmethod
     def open(cls, path: Path, *, compact_every: int = COMPACT_EVERY, version: int | None = None) -> Pool:
         """Open what `create` made; `version`: the problems as they were then, to be read only.
 
-        Raises PoolError for anything else, another version of the schemas, or a version that is not kept.
+        Raises PoolError for anything else, another version of the schemas, or a version that is not kept; so does
+        every method that reads a damaged folder.
         """
         if not path.is_dir():
             raise PoolError(f"{path}: no pool there")
@@ -110,7 +108,7 @@ class Pool:
         if version is not None:
             try:
                 tables[0].checkout(version)
-            except (ValueError, OSError, RuntimeError) as error:
+            except (ValueError, OSError, RuntimeError, TypeError) as error:
                 raise PoolError(f"{path}: version {version} of the problems is not kept: {error}") from error
         return cls(path, tables[0], tables[1], compact_every)
 
@@ -121,7 +119,8 @@ class Pool:
 
     @cached_property
     def _problems(self) -> pa.Table:
-        return self._problem_table.to_arrow()
+        with _reading(self.path):
+            return self._problem_table.to_arrow()
 
     @cached_property
     def _order(self) -> Any:
@@ -142,7 +141,8 @@ class Pool:
     def take(self, indices: Sequence[int]) -> list[Problem]:
         """The problems at some indices, in the order asked."""
         rows = self._problems.take(pa.array(self._order[np.asarray(indices, np.int64)]))
-        return [problem_from_row(row) for row in rows.to_pylist()]
+        with _reading(self.path):
+            return [problem_from_row(row) for row in rows.to_pylist()]
 
     def problems(self) -> list[Problem]:
         """All problems, by index."""
@@ -150,17 +150,20 @@ class Pool:
 
     def problem_batches(self) -> Iterator[pa.RecordBatch]:
         """All problems as batches of PROBLEM_SCHEMA, in the order of the table, without holding them in memory."""
-        for batch in self._problem_table.search().to_batches(CREATE_BATCH_ROWS):
-            yield batch.select(PROBLEM_SCHEMA.names)
+        with _reading(self.path):
+            for batch in self._problem_table.search().to_batches(CREATE_BATCH_ROWS):
+                yield batch.select(PROBLEM_SCHEMA.names)
 
     def num_problems(self) -> int:
         """Rows of the table of problems."""
-        return int(self._problem_table.count_rows())
+        with _reading(self.path):
+            return int(self._problem_table.count_rows())
 
     def find(self, problem_id: str) -> Problem | None:
         """The problem of an id, read from the table alone."""
-        rows = self._problem_table.search().where(f"problem_id = {_quoted(problem_id)}").to_list()
-        return problem_from_row(rows[0]) if rows else None
+        with _reading(self.path):
+            rows = self._problem_table.search().where(f"problem_id = {_quoted(problem_id)}").to_list()
+            return problem_from_row(rows[0]) if rows else None
 
     def remove(self, problem_ids: Sequence[str]) -> None:
         """Take problems out of the table, as new versions of it; their outcomes stay.
@@ -181,7 +184,8 @@ class Pool:
 
     def versions(self) -> list[int]:
         """Versions of the problems that are kept, the newest last."""
-        return [int(entry["version"]) for entry in self._problem_table.list_versions()]
+        with _reading(self.path):
+            return [int(entry["version"]) for entry in self._problem_table.list_versions()]
 
     def compact(self, keep_versions: timedelta = KEEP_VERSIONS) -> None:
         """Rewrite both tables in few files and drop versions that are older. Raises PoolError."""
@@ -208,15 +212,24 @@ class Pool:
 
     def outcomes(self) -> pa.Table:
         """All outcomes in the order of their sequence numbers."""
-        self._outcome_table.checkout_latest()
-        return self._outcome_table.to_arrow().sort_by("sequence")
+        with _reading(self.path):
+            self._outcome_table.checkout_latest()
+            return self._outcome_table.to_arrow().sort_by("sequence")
+
+    def further_table(self, name: str) -> pa.Table | None:
+        """A table that another part keeps in the folder; None where it is not there."""
+        with _reading(self.path):
+            if not (self.path / f"{name}.lance").is_dir():
+                return None
+            return lancedb.connect(str(self.path)).open_table(name).to_arrow()
 
     def last_sequence(self) -> int:
         """Sequence number of the newest outcome in the table; -1 where there is none."""
         if self._lock is not None and self._last_sequence is not None:
             return self._last_sequence
-        self._outcome_table.checkout_latest()
-        largest = pc.max(self._outcome_table.search().select(["sequence"]).to_arrow()["sequence"]).as_py()
+        with _reading(self.path):
+            self._outcome_table.checkout_latest()
+            largest = pc.max(self._outcome_table.search().select(["sequence"]).to_arrow()["sequence"]).as_py()
         self._last_sequence = -1 if largest is None else int(largest)
         return self._last_sequence
 
@@ -303,6 +316,17 @@ def _creating(path: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         raise PoolError(f"{path}: cannot be created: {error}") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What LanceDB raises for tables that are damaged, as a PoolError."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        raise PoolError(
+            f"{path}: damaged, a table cannot be read: {error}; copy the folder back from a backup, or import anew"
+        ) from error
 
 
 def _quoted(text: str) -> str:

@@ -101,6 +101,8 @@ class ImportReport:
     duplicates: Pairs = field(default_factory=Pairs)
     """A dropped row, and the equal one of the same id that is kept."""
     conflicts: list[Conflict] = field(default_factory=list)
+    id_forms: Pairs = field(default_factory=Pairs)
+    """A row whose id is that of an earlier one but for its Unicode form (NFC), and that one; both are problems."""
     removed: list[Removed] = field(default_factory=list)
     layouts: Counter[str] = field(default_factory=Counter)
     """What the rows were recognised as."""
@@ -180,6 +182,12 @@ class ImportReport:
         if self.duplicates:
             pairs = [f"{dropped} = {kept}" for dropped, kept in self.duplicates[:MAX_SHOWN]]
             yield f"{len(self.duplicates)} duplicates of the same id: {', '.join(pairs)}{_more(self.duplicates)}"
+        if self.id_forms:
+            pairs = [f"{place} ~ {other}" for place, other in self.id_forms[:MAX_SHOWN]]
+            yield (
+                f"{len(self.id_forms)} ids differ from an earlier one in their Unicode form (NFC) alone, and count as "
+                f"others: {', '.join(pairs)}{_more(self.id_forms)}"
+            )
         by_reason: dict[str, list[Removed]] = defaultdict(list)
         for removed in self.removed:
             by_reason[removed.why].append(removed)
@@ -194,6 +202,7 @@ class ImportReport:
             "refused": {reason: list(map(str, places)) for reason, places in self.refused.items()},
             "duplicates": [[str(dropped), str(kept)] for dropped, kept in self.duplicates],
             "conflicts": [[str(c.place), str(c.first), c.problem_id] for c in self.conflicts],
+            "id_forms": [[str(place), str(other)] for place, other in self.id_forms],
             "removed": [removed.as_plain() for removed in self.removed],
             "layouts": dict(self.layouts),
             "columns_used": {name: dict(counts) for name, counts in self.columns_used.items()},

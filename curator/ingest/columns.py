@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -113,6 +114,8 @@ def read_gold(value: Any) -> str:
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RowRefused("the gold is NaN or infinite, which is no number")
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, list) and value and all(isinstance(gold, str | int | float) for gold in value):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from curator.errors import PoolError, RowRefused
-from curator.ingest.json_array import WrittenFloat, elements
+from curator.ingest.json_array import DECODER, elements
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[int, "Row | RowRefused"]]
@@ -21,6 +21,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PARQUET_BATCH_ROWS = 256
 """Rows may be megabytes large (tests of code problems), so few are in memory at once."""
 MAX_CELL_CHARACTERS = 1 << 30
+CELL_ERRORS = (ValueError, OverflowError, LookupError, pa.ArrowNotImplementedError)
+"""What pyarrow raises for a value that Python cannot hold: text that is not UTF-8, years, zones, repeated names."""
 
 
 class Reading(NamedTuple):
@@ -68,9 +70,11 @@ def _read_lines(path: Path, reading: Reading) -> Rows:
 
 def _parse_line(line: bytes) -> Row | RowRefused:
     try:
-        return _as_row(json.loads(line.decode("utf-8"), parse_float=WrittenFloat))
+        return _as_row(DECODER.decode(line.decode("utf-8")))
     except UnicodeDecodeError:
         return RowRefused("not UTF-8")
+    except RowRefused as refusal:
+        return refusal
     except json.JSONDecodeError as error:
         return RowRefused(f"not JSON: {error.msg}")
     except (ValueError, RecursionError) as error:
@@ -86,21 +90,57 @@ def _read_json(path: Path, reading: Reading) -> Rows:
         yield from _read_lines(path, reading)
         return
     for number, value in enumerate(elements(path, reading.advance), start=1):
-        yield number, _as_row(value)
+        yield number, value if isinstance(value, RowRefused) else _as_row(value)
 
 
 def _read_parquet(path: Path, reading: Reading) -> Rows:
     try:
         with pq.ParquetFile(path) as file:
-            columns = [name for name in file.schema_arrow.names if not reading.drops(name)]
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise PoolError(f"{path}: two columns have the name '{_repeated(names)}'; rename one of them")
+            columns = [name for name in names if not reading.drops(name)]
             bytes_per_row = path.stat().st_size / max(1, file.metadata.num_rows)
             first = 1
             for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=columns):
-                yield from enumerate(batch.to_pylist(), start=first)
+                yield from enumerate(_plain_rows(batch), start=first)
                 first += batch.num_rows
                 reading.advance(round(batch.num_rows * bytes_per_row))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise PoolError(f"{path}: not a Parquet file that can be read: {error}") from error
+
+
+def _plain_rows(batch: pa.RecordBatch) -> Iterable[Row | RowRefused]:
+    try:
+        rows: list[Row] = batch.to_pylist()
+    except CELL_ERRORS:
+        return (_plain_row(batch, index) for index in range(batch.num_rows))
+    return rows
+
+
+def _plain_row(batch: pa.RecordBatch, index: int) -> Row | RowRefused:
+    """A row of a batch in which some value is none of Python's."""
+    try:
+        return {name: _plain_cell(name, column[index]) for name, column in zip(batch.schema.names, batch, strict=True)}
+    except RowRefused as refusal:
+        return refusal
+
+
+def _plain_cell(name: str, cell: pa.Scalar) -> Any:
+    """A value; a time that Python has no word for is text. Raises RowRefused for text that is none, and the like."""
+    try:
+        return cell.as_py()
+    except CELL_ERRORS as error:
+        failure = error
+    if pa.types.is_temporal(cell.type):
+        try:
+            return cell.cast(pa.string()).as_py()
+        except pa.ArrowInvalid as error:
+            failure = error
+    raise RowRefused(
+        f"column '{name}' of type {cell.type} holds a value that cannot be read ({type(failure).__name__}); to go "
+        f"without the column, leave it out with --drop '{name}'"
+    ) from failure
 
 
 def _read_csv(path: Path, reading: Reading) -> Rows:

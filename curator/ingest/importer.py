@@ -62,7 +62,7 @@ def prepare(plan: ImportPlan, folder: Path, say: Callable[[str], None] = lambda 
     reading = ProblemReading(plan.sources, plan.reader, report, lengths.check)
     staging = Staging(folder / "problems.arrow")
     staging.write(reading)
-    keep = reading.settle(lambda index: str(staging.rows([index])[index]["problem_id"]))
+    keep = reading.settle(lambda mask: staging.column("problem_id", mask))
     say(f"{report.num_rows} rows read")
     heldout, places = read_heldout(plan.heldout, plan.reader)
     if heldout or plan.cleaning.is_within_pool:

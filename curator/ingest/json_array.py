@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
-from curator.errors import PoolError
+from curator.errors import PoolError, RowRefused
 
 CHUNK_CHARACTERS = 1 << 20
 _SPACE = " \t\r\n"
@@ -28,10 +28,22 @@ class WrittenFloat(float):
         return self.text
 
 
+def _refuse_constant(name: str) -> NoReturn:
+    raise RowRefused(f"not JSON: {name} is no number of JSON; write null where there is none")
+
+
+DECODER = json.JSONDecoder(parse_float=WrittenFloat, parse_constant=_refuse_constant)
+"""Of one row. Raises RowRefused for NaN and Infinity, which Python writes and no other reader of JSON takes."""
+_LENIENT = json.JSONDecoder()
+"""Finds where an element ends that is refused."""
+
+
 def elements(
     path: Path, advance: Callable[[int], None] = lambda n: None, *, chunk_characters: int = CHUNK_CHARACTERS
 ) -> Iterator[Any]:
-    """The elements of the array that a file is; `advance` is told how many further characters are read.
+    """The elements of the array that a file is, each a value or a RowRefused.
+
+    `advance` is told how many further characters are read.
 
     Raises PoolError, with the line, where it is no array, or the text goes on after it.
     """
@@ -57,7 +69,6 @@ class _Array:
     def __init__(self, file: TextIO, advance: Callable[[int], None], chunk_characters: int) -> None:
         self._file, self._advance, self._chunk = file, advance, chunk_characters
         self._text, self._at, self._line, self._is_at_end = "", 0, 1, False
-        self._decoder = json.JSONDecoder(parse_float=WrittenFloat)
 
     def __iter__(self) -> Iterator[Any]:
         self._expect("[", "the file does not begin with an array")
@@ -88,7 +99,7 @@ class _Array:
         self._next()
         while True:
             try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
+                value, end = self._decoded()
             except json.JSONDecodeError as error:
                 if self._is_at_end:
                     raise _NotJson(error.msg, self._line_at(error.pos)) from error
@@ -99,6 +110,12 @@ class _Array:
                     return value
             # Twice as much each time: a large element is not parsed once a chunk.
             self._read_on(max(self._chunk, len(self._text) - self._at))
+
+    def _decoded(self) -> tuple[Any, int]:
+        try:
+            return DECODER.raw_decode(self._text, self._at)
+        except RowRefused as refusal:
+            return refusal, _LENIENT.raw_decode(self._text, self._at)[1]
 
     def _read_on(self, num_characters: int) -> None:
         self._line = self._line_at(self._at)

@@ -5,9 +5,10 @@ Of a row that is read nothing is kept but 32 bytes of hashes and its place, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unicodedata import is_normalized, normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from curator.ingest.places import Place, Places
 from curator.ingest.rows import ReadRow, RowReader
 from curator.schema import Problem
 
+DIGEST_BYTES = 32
+"""Of id and content of one row."""
 MAX_SHAPES = 1000
 """Sets of columns that are counted before they are added up; a file usually has one."""
 
@@ -53,11 +56,16 @@ class ProblemReading:
         self.places = Places()
         """Of the rows that became problems, in their order."""
         self._digests = bytearray()
+        self._composed: dict[int, bytes] = {}
+        """Of the few ids that are not in the form NFC: the digest of that form."""
         self._shapes: dict[_Shape, int] = {}
         self._layouts: dict[_Shape, str] = {}
 
     def __iter__(self) -> Iterator[ReadRow]:
-        """Rows that became problems. Raises PoolError where a file cannot be read or has no rows."""
+        """Rows that became problems.
+
+        Raises PoolError where a file cannot be read or has no rows, and where no row has a column that was named.
+        """
         for path, rows in self._sources:
             before = self.report.num_rows
             for number, row in rows:
@@ -72,6 +80,7 @@ class ProblemReading:
             if self.report.num_rows == before:
                 raise PoolError(f"{path}: holds no rows")
         self._add_up_columns()
+        self._reader.check_names()
 
     def _read(self, row: Row | RowRefused) -> ReadRow:
         if isinstance(row, RowRefused):
@@ -79,26 +88,41 @@ class ProblemReading:
         read = self._reader.read(row)
         if self._check is not None:
             self._check(read.problem)
-        self._digests += digest(read.problem.problem_id) + _content(read.stored)
+        problem_id = read.problem.problem_id
+        if not is_normalized("NFC", problem_id):
+            self._composed[len(self._digests) // DIGEST_BYTES] = digest(normalize("NFC", problem_id))
+        self._digests += digest(problem_id) + _content(read.stored)
         self._count(row, read)
         return read
 
-    def settle(self, problem_id: Callable[[int], str]) -> NDArray[np.bool_]:
-        """Which problems stay: of those of one id the first. Notes duplicates and conflicts in the report.
+    def settle(self, problem_ids: Callable[[NDArray[np.bool_]], Sequence[str]]) -> NDArray[np.bool_]:
+        """Which problems stay: of those of one id the first. Notes duplicates, conflicts and forms in the report.
 
-        `problem_id`: that of the problem at some place in the order in which they were read.
+        `problem_ids`: those of a mask over the problems in the order in which they were read; asked for once.
         """
         digests = np.frombuffer(self._digests, np.uint64).reshape(-1, 4)
         first = _first_of_id(digests[:, :2])
         is_first: NDArray[np.bool_] = first == np.arange(len(first))
         is_equal = (digests[:, 2:] == digests[first, 2:]).all(axis=1)
-        for index in np.flatnonzero(~is_first).tolist():
-            place, kept = self.places[index], self.places[int(first[index])]
-            if is_equal[index]:
-                self.report.duplicates.append(place, kept)
-            else:
-                self.report.conflicts.append(Conflict(place, kept, problem_id(index)))
+        for index in np.flatnonzero(~is_first & is_equal).tolist():
+            self.report.duplicates.append(self.places[index], self.places[int(first[index])])
+        in_conflict = np.flatnonzero(~is_first & ~is_equal).tolist()
+        if in_conflict:
+            for index, problem_id in zip(in_conflict, problem_ids(~is_first & ~is_equal), strict=True):
+                self.report.conflicts.append(Conflict(self.places[index], self.places[int(first[index])], problem_id))
+        self._note_forms(digests[:, :2], is_first)
         return is_first
+
+    def _note_forms(self, ids: NDArray[np.uint64], is_first: NDArray[np.bool_]) -> None:
+        """Note ids that look the same as an earlier one and are written in other characters."""
+        if not self._composed:
+            return
+        forms = ids.copy()
+        forms[list(self._composed)] = np.frombuffer(b"".join(self._composed.values()), np.uint64).reshape(-1, 2)
+        first = _first_of_id(forms)
+        is_other = is_first & (first != np.arange(len(first))) & (ids != ids[first]).any(axis=1)
+        for index in np.flatnonzero(is_other).tolist():
+            self.report.id_forms.append(self.places[index], self.places[int(first[index])])
 
     def _count(self, row: Mapping[str, Any], read: ReadRow) -> None:
         shape = _Shape(tuple(row), tuple(read.used.items()), read.dropped)

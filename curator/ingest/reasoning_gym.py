@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -39,6 +40,8 @@ def reasoning_gym_source(
     Raises PoolError where the package is missing, the family unknown or a setting refused.
     """
     settings = dict(config or {})
+    if family == COMPOSITE:
+        _check_composite(settings)
     for part in (settings, *(part.get("config", {}) for part in _parts(family, settings))):
         if taken := {"seed", "size"} & part.keys():
             raise PoolError(
@@ -61,11 +64,43 @@ def _rows(
         for index in range(num):
             number = start + index
             place = f"{seed + start}.{index}" if is_by_both else str(seed + number)
-            yield number + 1, _row(dataset[index], family, f"{name}/{place}")
+            yield number + 1, _entry(dataset, index, family, f"{name}/{place}")
+
+
+_PART_KEYS = {"name", "weight", "config"}
+
+
+def _check_composite(settings: Mapping[str, Any]) -> None:
+    """Raise PoolError for a config of a composite that is not of the form it must have."""
+    form = '{"datasets": [{"name": FAMILY, "weight": 1, "config": {}}, ...]}'
+    parts = settings.get("datasets")
+    if settings.keys() != {"datasets"} or not isinstance(parts, list) or not parts:
+        raise PoolError(f"--reasoning-gym composite: a setting is refused: expected {form}, received {settings!r:.200}")
+    for number, part in enumerate(parts, start=1):
+        where = f"--reasoning-gym composite: part {number} of 'datasets'"
+        if not isinstance(part, Mapping) or not isinstance(part.get("name"), str) or not part.keys() <= _PART_KEYS:
+            raise PoolError(f"{where}: expected name, weight and config as in {form}, received {part!r:.200}")
+        weight = part.get("weight", 1)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise PoolError(f"{where}: a weight of {weight!r:.80}; expected a number above 0")
+        if not isinstance(part.get("config", {}), Mapping):
+            raise PoolError(f"{where}: a config of {part['config']!r:.80}; expected an object of the family's settings")
 
 
 def _parts(family: str, settings: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return settings.get("datasets", []) if family == COMPOSITE else []
+
+
+def _entry(dataset: Any, index: int, family: str, problem_id: str) -> Row | RowRefused:
+    try:
+        entry = dataset[index]
+    except Exception as error:
+        # A family is a program of somebody else's; one entry that it cannot make does not hide the others.
+        return RowRefused(f"the family cannot make the entry: {type(error).__name__}: {error}")
+    try:
+        return _row(entry, family, problem_id)
+    except RowRefused as refusal:
+        return refusal
 
 
 def _row(entry: Mapping[str, Any], family: str, problem_id: str) -> Row | RowRefused:
@@ -99,8 +134,9 @@ def _make(family: str, settings: Mapping[str, Any], seed: int, size: int) -> Any
         if family == COMPOSITE:
             return _composite(library, settings, seed, size)
         return library.create_dataset(family, **settings, seed=seed, size=size)
-    except (AssertionError, TypeError, ValueError, KeyError) as error:
-        raise PoolError(f"--reasoning-gym {family}: a setting is refused: {error}") from error
+    except Exception as error:
+        # Each family checks its settings in its own way, and some only by failing at them.
+        raise PoolError(f"--reasoning-gym {family}: a setting is refused: {error or type(error).__name__}") from error
 
 
 def _composite(library: Any, settings: Mapping[str, Any], seed: int, size: int) -> Any:

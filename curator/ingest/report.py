@@ -25,15 +25,16 @@ def import_files(
     A row equal to an earlier one of the same id (prompt, gold and verifier; `extra` may differ) is a duplicate: it is
     dropped and counted.
 
-    Raises PoolError where a file cannot be read or has no rows, where two rows of one id differ, and where more than
-    `max_refused_share` of all rows are refused, with the first reasons and places; ValueError for a mapping of an
-    unknown field.
+    Raises PoolError where a file cannot be read or has no rows, where two rows of one id differ, where no row has a
+    column of the mapping, and where more than `max_refused_share` of all rows are refused, with the first reasons and
+    places; ValueError for a mapping of an unknown field.
     """
     report = ImportReport()
     reader = RowReader(default_verifier=default_verifier, mapping=mapping)
     reading = ProblemReading(file_sources(paths), reader, report)
     problems = [read.problem for read in reading]
-    report.problems = list(compress(problems, reading.settle(lambda index: problems[index].problem_id)))
+    keep = reading.settle(lambda mask: [problem.problem_id for problem in compress(problems, mask)])
+    report.problems = list(compress(problems, keep))
     report.num_kept = len(report.problems)
     report.verifiers = Counter(problem.verifier for problem in report.problems)
     check_conflicts(report)

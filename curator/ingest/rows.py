@@ -6,6 +6,7 @@ import datetime
 import decimal
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,11 +15,15 @@ from curator.errors import PoolError, RowRefused
 from curator.ingest.columns import Prompt, is_blank, read_prompt
 from curator.ingest.fields import CONTINUED_BY, Table, name_of, with_mapping
 from curator.ingest.layouts import MISSING, POOL_FIELDS, lookup, marked_unusable
+from curator.ingest.names import NamesMet
 from curator.ingest.pass_rate import PassRate
 from curator.schema import OFFLINE_PASS_RATE, Problem, problem_row, verifier_items, verifier_text
 
 _POOL_FIELDS = frozenset(POOL_FIELDS)
 _SCALARS = (str, int, float)
+MAX_DEPTH = 100
+"""Lists and objects within one another; whoever reads a pool with another library than ours has limits, too."""
+TOO_DEEP = f"nested too deeply: at most {MAX_DEPTH} lists and objects within one another can be kept"
 MAX_SHAPES = 1000
 """Sets of columns for which is remembered what can be read of them."""
 
@@ -84,13 +89,25 @@ class RowReader:
         self._verifier_names = verifier_names or {}
         self._pass_rate = pass_rate
         self._present: dict[tuple[str, ...], Table] = {}
+        self._names = NamesMet(self._mapping, pass_rate.column if pass_rate else None, self._verifier_names)
 
     def read(self, row: Mapping[str, Any]) -> ReadRow:
         """The problem of a row, with the columns that were used.
 
         Raises RowRefused for a missing or empty prompt or gold, where no verifier is named, where the data set marks
-        the row as unusable, and for a pass rate off the stated scale.
+        the row as unusable, for a pass rate off the stated scale, and for values that JSON cannot hold.
         """
+        self._names.note(row)
+        try:
+            return self._read(row)
+        except RecursionError:
+            raise RowRefused(TOO_DEEP) from None
+
+    def check_names(self) -> None:
+        """Raise PoolError for a column or verifier that was named and that no row has had; for the end of a reading."""
+        self._names.check()
+
+    def _read(self, row: Mapping[str, Any]) -> ReadRow:
         if not self._mapping and row.keys() - {"prompt_is_messages"} == _POOL_FIELDS:
             return self._finished(_exported(row), {name: name for name in row}, ())
         if (reason := marked_unusable(row)) is not None:
@@ -101,6 +118,7 @@ class RowReader:
         if not answer.strip():
             raise RowRefused(f"empty gold in column '{found.used['answer']}'")
         verifier = self._optional("verifier", row, found) or self._default_verifier
+        self._names.note_verifier(verifier)
         if not verifier:
             raise RowRefused(f"no verifier: {_looked_for('verifier', row, self._table)}, or name one for all rows")
         if (renamed := self._renamed(verifier)) != verifier:
@@ -108,7 +126,7 @@ class RowReader:
         domain = self._optional("domain", row, found) or ""
         source = self._optional("source", row, found) or ""
         problem_id = self._problem_id(row, found) or content_id(prompt, answer)
-        rest = {name: plain(value) for name, value in row.items() if name not in found.kept_whole}
+        rest = {name: plain_column(name, value) for name, value in row.items() if name not in found.kept_whole}
         extra = {name: value for name, value in rest.items() if value is not MISSING}
         self._note_pass_rate(row, extra, found)
         problem = Problem(
@@ -124,7 +142,10 @@ class RowReader:
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The prompt alone, as a held-out problem needs no more. Raises RowRefused."""
-        return self._read_prompt(row, _Found(self._columns(row)))
+        try:
+            return self._read_prompt(row, _Found(self._columns(row)))
+        except RecursionError:
+            raise RowRefused(TOO_DEEP) from None
 
     def _finished(self, problem: Problem, used: Mapping[str, str], dropped: tuple[str, ...]) -> ReadRow:
         return ReadRow(problem, _storable(problem), used, dropped)
@@ -219,6 +240,7 @@ def _exported(row: Mapping[str, Any]) -> Problem:
     try:
         prompt = json.loads(row["prompt"]) if row.get("prompt_is_messages") else row["prompt"]
         extra = json.loads(row["extra"]) if isinstance(row["extra"], str) else row["extra"]
+        extra = plain_column("extra", extra)
     except ValueError as error:
         raise RowRefused("a column of an exported pool is not JSON") from error
     texts = {name: row[name] for name in ("problem_id", "answer", "verifier", "domain", "source")}
@@ -241,14 +263,31 @@ def content_id(prompt: Prompt, answer: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it: dates and decimals as text, tuples as lists; MISSING for anything with bytes."""
+def plain_column(name: str, value: Any) -> Any:
+    """As `plain`, with the column in the reason. Raises RowRefused."""
+    try:
+        return plain(value)
+    except RowRefused as refusal:
+        raise RowRefused(f"column '{name}': {refusal}") from None
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A value as JSON can hold it: dates and decimals as text, tuples as lists, NaN of a table as null.
+
+    MISSING for anything with bytes. Raises RowRefused for an infinite number, and for what is nested too deeply.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            return None
+        raise RowRefused("an infinite number, which JSON cannot hold")
     if value is None or isinstance(value, _SCALARS):
         return value
+    if depth >= MAX_DEPTH:
+        raise RowRefused(TOO_DEEP)
     if isinstance(value, Mapping):
-        return _unless_missing({str(k): plain(v) for k, v in value.items()})
+        return _unless_missing({str(k): plain(v, depth + 1) for k, v in value.items()})
     if isinstance(value, list | tuple):
-        return _unless_missing([plain(v) for v in value])
+        return _unless_missing([plain(v, depth + 1) for v in value])
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, decimal.Decimal | datetime.timedelta):
@@ -287,6 +326,4 @@ def _storable(problem: Problem) -> Mapping[str, Any]:
                 value.encode("utf-8")
     except UnicodeEncodeError:
         raise RowRefused("half of a surrogate pair in the text") from None
-    except RecursionError:
-        raise RowRefused("nested too deeply") from None
     return row
