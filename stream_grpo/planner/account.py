@@ -27,18 +27,16 @@ class Account:
 
     def end(self, group: Group, fate: str) -> None:
         """A group has its end; tokens cut at the deadline are masked where the others are trained."""
-        self.groups[fate] += group.mass
-        self.tokens[fate] += group.num_tokens * group.mass
-        self.tokens["masked" if fate == "trained" else fate] += group.num_aborted_tokens * group.mass
+        self.groups[fate] += 1
+        self.tokens[fate] += group.num_tokens
+        self.tokens["masked" if fate == "trained" else fate] += group.num_aborted_tokens
 
     def leased(self, group: Group, learner: int) -> None:
         """A step begins with a group."""
-        self.ages[learner - group.oldest] += group.mass
-        found = rule.parts(
-            group.oldest, issued_at=group.issued_at, inserted_at=group.inserted_at, learner=learner
-        )
-        for name, steps in found._asdict().items():
-            self.parts[name] += steps * group.mass
+        self.ages[learner - group.oldest] += 1
+        found = rule.parts(group.oldest, issued_at=group.issued_at, inserted_at=group.inserted_at, learner=learner)
+        for name, steps in zip(found._fields, found, strict=True):
+            self.parts[name] += steps
 
     def copy(self) -> Account:
         """As it is now."""

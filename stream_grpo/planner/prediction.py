@@ -37,7 +37,7 @@ class Prediction:
     group_ends: Mapping[str, int]
     account: Mapping[str, int]
     """Tokens of the whole run, those without an end included."""
-    sampled_tokens: float
+    sampled_tokens: int
     """By the engines, counted apart: the account closes if it adds up to this."""
 
     @property
@@ -71,9 +71,9 @@ def predict(
     *,
     duration_s: float,
     num_steps: int,
-    sampled_tokens: float,
+    sampled_tokens: int,
     open_tokens: Mapping[str, int],
-    all_sampled_tokens: float,
+    all_sampled_tokens: int,
 ) -> Prediction:
     """The figures of an account: `found` of the part of the run that is reported, `whole` of all of it."""
     per_s = 1.0 / duration_s if duration_s > 0 else 0.0

@@ -1,8 +1,7 @@
 """The model itself: samplers, stream and learner as events in virtual time. Deterministic by seed. Pure.
 
 A sampler has an event when a rollout ends, when new weights or tickets can be taken up, and when a group is due: always
-at the end of an engine step. Up to `EXACT` samplers each is followed alone. Above, cohorts of equal samplers are: all of
-a cohort draw the same lengths, so that a group stands for one of each.
+at the end of an engine step. Up to `EXACT` samplers each is followed alone; above, cohorts are advanced together.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ from stream_grpo.planner.world import Settings, World
 
 EXACT = 200
 """Samplers that are each followed alone."""
-NUM_COHORTS = 40
-"""Cohorts of more samplers than that, at least."""
-GROUPS_PER_STEP = 64
-"""A step takes at least so many cohorts' groups, so that what one of them brings is no large part of it."""
+NUM_COHORTS = 8
+"""Cohorts of more samplers than that."""
 
 LearnerState = Literal["waits", "steps", "publishes", "checkpoints"]
 
@@ -35,8 +32,7 @@ def cohort_size(settings: Settings) -> int:
     """Samplers that are advanced together."""
     if settings.num_samplers <= EXACT or settings.max_policy_age == 0:
         return 1
-    by_step = max(1, settings.groups_per_step // GROUPS_PER_STEP)
-    return min(math.ceil(settings.num_samplers / NUM_COHORTS), by_step)
+    return math.ceil(settings.num_samplers / NUM_COHORTS)
 
 
 def simulate(
@@ -106,7 +102,7 @@ class Simulation:
 
     def run(self, num_steps: int, warmup_steps: int, duration_s: float) -> Prediction:
         """Go on until the last step or the end of time."""
-        begun_s, before, sampled = 0.0, self._account.copy(), 0.0
+        begun_s, before, sampled = 0.0, self._account.copy(), 0
         for cohort in self._cohorts:
             cohort.version = 0
             self._schedule_turn(cohort, 0.0)
@@ -134,7 +130,7 @@ class Simulation:
             all_sampled_tokens=self._sampled_tokens(),
         )
 
-    def _sampled_tokens(self) -> float:
+    def _sampled_tokens(self) -> int:
         return sum(cohort.sampled_tokens for cohort in self._cohorts)
 
     def _open_tokens(self) -> dict[str, int]:
@@ -142,7 +138,7 @@ class Simulation:
         sent = (what for _, _, what, _ in self._events if isinstance(what, Group))
         return {
             "in_flight": sum(cohort.unfinished_tokens() for cohort in self._cohorts)
-            + sum(group.num_sampled * group.mass for group in sent),
+            + sum(group.num_sampled for group in sent),
             "buffered": self._stream.buffered_tokens(),
         }
 
@@ -216,7 +212,7 @@ class Simulation:
         """Engine steps until something can change."""
         plan, times = self._plans[cohort.index], self._world.sampler
         plan.at_s = begin_s
-        plan.engine_s = times.step_s(cohort.running) * self._slowdown
+        plan.engine_s = times.step_s(cohort.num_running / cohort.size) * self._slowdown
         plan.wall_s = plan.engine_s + times.between_s * self._slowdown
         plan.num_steps = cohort.steps_to_next_end
         if (due_s := cohort.next_due_s) < begin_s + plan.num_steps * plan.wall_s:
@@ -242,7 +238,7 @@ class Simulation:
             if self._plans[cohort.index].num_steps == 0:
                 # Idle samplers took up the weights when they came.
                 self._take_up(cohort)
-            if self._ask(cohort) and cohort.running < self._settings.max_num_seqs:
+            if self._ask(cohort) and cohort.num_running < cohort.num_slots:
                 self._interrupt(cohort)
 
     # -- the learner --------------------------------------------------------------------------------------------------
@@ -267,7 +263,7 @@ class Simulation:
         for group in groups:
             self._account.leased(group, self._stream.step)
         times = self._world.learner
-        num_tokens = sum(group.num_sampled * group.mass for group in groups)
+        num_tokens = sum(group.num_sampled for group in groups)
         self._enter("steps", times.step_s(num_tokens) * float(self._rng.choice(times.spread)))
 
     def _learner_done(self) -> None:

@@ -1,27 +1,29 @@
-"""The buffer of the model: tickets, what has come in, leases. Groups are counted by mass; see `rule` for the rules."""
+"""The buffer of the model: tickets, what has come in, leases; see `rule` for the rules."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import heapq
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import replace
 
 from stream_grpo.planner import rule
 from stream_grpo.planner.account import Account
 from stream_grpo.planner.cohort import Cohort
-from stream_grpo.planner.group import Group
+from stream_grpo.planner.group import Drawn, Group
 from stream_grpo.planner.world import Settings
 
 SIGNAL_WINDOW = 256
 """Groups that the expected share with signal looks back on, as the buffer does."""
+MAX_WITHOUT_SIGNAL = 100_000
+"""So many groups in a row without signal are taken for a stream that has none."""
 _HAND_OVER_S, _HAND_OVER_SHARE = 1.0, 0.1
+"""A late group is handed over so long before its deadline, as samplers do."""
 
 
 class Stream:
     """Follows every group from its ticket to its end."""
 
-    def __init__(self, settings: Settings, draw: Iterator[tuple[list[int], bool]], account: Account) -> None:
+    def __init__(self, settings: Settings, draw: Iterator[Drawn], account: Account) -> None:
         """`draw` gives lengths and signal of the next group; ends are noted in `account`."""
         self._settings, self._draw, self._account = settings, draw, account
         deadline_s = settings.sample_deadline_s
@@ -32,18 +34,18 @@ class Stream:
         self._in_flight: Counter[int] = Counter()
         """By the version that the ticket was issued for."""
         self.num_in_flight = 0
-        self._available: list[tuple[int, int, Group]] = []
-        """Version, order of dispatch, group: in the order in which a step takes them."""
+        self._available: dict[int, list[tuple[int, Group]]] = {}
+        """By the version of the oldest token; of each a heap by dispatch."""
         self.num_available = 0
         self._leased: list[Group] = []
-        self.num_leased = 0
         self._staged: list[Group] = []
         self._recent: deque[bool] = deque(maxlen=SIGNAL_WINDOW)
+        self._num_without_signal = 0
 
     @property
     def live(self) -> int:
         """In flight + buffered with signal + leased."""
-        return self.num_in_flight + self.num_available + self.num_leased
+        return self.num_in_flight + self.num_available + len(self._leased)
 
     # -- tickets ------------------------------------------------------------------------------------------------------
 
@@ -55,7 +57,7 @@ class Stream:
         return rule.room(self.live, self.step - version, max_policy_age=age, groups_per_step=n)
 
     def _block(self, version: int) -> int:
-        missing = self._settings.groups_per_step - self.num_available - self.num_leased
+        missing = self._settings.groups_per_step - self.num_available - len(self._leased)
         if version != self.step or self.num_in_flight or missing <= 0:
             return 0
         return rule.block_size(missing, (sum(self._recent) + 1) / (len(self._recent) + 2))
@@ -63,19 +65,13 @@ class Stream:
     def issue(self, cohort: Cohort, num_wanted: int, now_s: float) -> int:
         """Give a cohort tickets, up to `num_wanted`; how many there were."""
         count = min(num_wanted, self.room(cohort.version))
-        for mass in _shares(count, cohort.size):
+        if not count:
+            return 0
+        for _ in range(count):
             self._num_issued += 1
             lengths, has_signal = next(self._draw)
-            group = Group(
-                number=self._num_issued,
-                mass=mass,
-                lengths=lengths,
-                has_signal=has_signal,
-                version=cohort.version,
-                issued_at=self.step,
-                due_s=now_s + self._due_after_s,
-            )
-            cohort.add(group)
+            due_s = now_s + self._due_after_s
+            cohort.add(Group(self._num_issued, lengths, has_signal, cohort.version, self.step, due_s))
         self._in_flight[cohort.version] += count
         self.num_in_flight += count
         return count
@@ -92,100 +88,97 @@ class Stream:
             for staged in sorted(self._staged, key=lambda staged: staged.number):
                 self._take(staged)
             self._staged.clear()
-            num_missing = self._settings.groups_per_step - self.num_leased
-            for surplus in self._take_available(self.num_available - num_missing, from_the_end=True):
-                self._account.end(surplus, "stale")
+            self._end_surplus()
 
     def _take(self, group: Group) -> None:
-        self.num_in_flight -= group.mass
-        self._in_flight[group.version] -= group.mass
+        """Judge a group as the buffer admits it: invalid before no signal before stale."""
+        self.num_in_flight -= 1
+        self._in_flight[group.version] -= 1
         if not self._in_flight[group.version]:
             del self._in_flight[group.version]
         group.inserted_at = self.step
-        is_valid = group.num_ended >= 2
-        self._recent.append(is_valid and group.has_signal)
-        if not is_valid:
+        has_signal = group.num_ended >= 2 and group.has_signal
+        self._recent.append(has_signal)
+        self._num_without_signal = 0 if has_signal else self._num_without_signal + 1
+        if self._num_without_signal > MAX_WITHOUT_SIGNAL:
+            raise ValueError(f"{MAX_WITHOUT_SIGNAL} groups in a row have no signal: the learner never gets a batch")
+        if group.num_ended < 2:
             self._account.end(group, "invalid")
-        elif not group.has_signal:
+        elif not has_signal:
             self._account.end(group, "no_signal")
         elif self.step - group.oldest > self._settings.max_policy_age:
             self._account.end(group, "stale")
         else:
-            insort(self._available, (group.oldest, group.number, group))
-            self.num_available += group.mass
+            heapq.heappush(self._available.setdefault(group.oldest, []), (group.number, group))
+            self.num_available += 1
+
+    def _end_surplus(self) -> None:
+        """At age 0: of a block the first groups fill the batch."""
+        num_missing = self._settings.groups_per_step - len(self._leased)
+        ordered = self._take_available(self.num_available)
+        for group in ordered[num_missing:]:
+            self._account.end(group, "stale")
+        for group in ordered[:num_missing]:
+            heapq.heappush(self._available.setdefault(group.oldest, []), (group.number, group))
+            self.num_available += 1
 
     # -- the learner --------------------------------------------------------------------------------------------------
 
     def lease(self) -> list[Group] | None:
         """The groups of the next step, or None where it must wait."""
-        settings = self._settings
+        settings, n = self._settings, self._settings.groups_per_step
         if settings.too_old != "wait":
             self._drop_too_old()
-        if self.num_available < settings.groups_per_step:
+        if self.num_available < n:
             return None
         begins = rule.may_begin(
             self.num_available,
-            self._left_behind(settings.groups_per_step),
+            self._left_behind(n),
             self._in_flight,
             learner=self.step,
             max_policy_age=settings.max_policy_age,
-            groups_per_step=settings.groups_per_step,
+            groups_per_step=n,
             waits=settings.too_old == "wait",
         )
-        if not begins:
-            return None
-        self._leased = list(self._take_available(settings.groups_per_step))
-        self.num_leased = settings.groups_per_step
-        return self._leased
+        if begins:
+            self._leased = self._take_available(n)
+        return self._leased if begins else None
 
     def _drop_too_old(self) -> None:
-        limit = bisect_left(self._available, (self.step - self._settings.max_policy_age,))
-        for _, _, group in self._available[:limit]:
-            self.num_available -= group.mass
-            self._account.end(group, "stale")
-        del self._available[:limit]
+        for version in [v for v in self._available if self.step - v > self._settings.max_policy_age]:
+            for _, group in self._available.pop(version):
+                self.num_available -= 1
+                self._account.end(group, "stale")
 
     def _left_behind(self, num_taken: int) -> Iterator[tuple[int, int]]:
-        for version, _, group in self._available:
-            num_left = group.mass - min(num_taken, group.mass)
-            num_taken -= group.mass - num_left
-            if num_left:
-                yield version, num_left
+        """Groups by version that a step of `num_taken` does not take."""
+        for version in sorted(self._available):
+            count = len(self._available[version])
+            yield version, max(0, count - num_taken)
+            num_taken = max(0, num_taken - count)
 
-    def _take_available(self, mass: int, *, from_the_end: bool = False) -> Iterator[Group]:
-        """Take `mass` groups out; the last of them may be cut in two, of which one stays."""
-        while mass > 0:
-            place = -1 if from_the_end else 0
-            version, number, group = self._available.pop(place)
-            if group.mass > mass:
-                group, rest = _split(group, mass)
-                self._available.insert(len(self._available) if from_the_end else 0, (version, number, rest))
-            mass -= group.mass
-            self.num_available -= group.mass
-            yield group
+    def _take_available(self, count: int) -> list[Group]:
+        """Take groups out: with fewest steps left first, then oldest dispatched."""
+        taken: list[Group] = []
+        for version in sorted(self._available):
+            groups = self._available[version]
+            while groups and len(taken) < count:
+                taken.append(heapq.heappop(groups)[1])
+            if not groups:
+                del self._available[version]
+        self.num_available -= len(taken)
+        return taken
 
     def trained(self) -> None:
         """The step is made and reported."""
         for group in self._leased:
             self._account.end(group, "trained")
-        self._leased, self.num_leased = [], 0
+        self._leased = []
         self.step += 1
 
     # -- the account --------------------------------------------------------------------------------------------------
 
     def buffered_tokens(self) -> int:
         """Tokens of groups that have come in and have no end yet."""
-        waiting = [*(group for *_, group in self._available), *self._staged, *self._leased]
-        return sum(group.num_sampled * group.mass for group in waiting)
-
-
-def _shares(count: int, size: int) -> Iterator[int]:
-    """`count` groups as ones of all samplers of a cohort, and one of some of them."""
-    for _ in range(count // size):
-        yield size
-    if count % size:
-        yield count % size
-
-
-def _split(group: Group, mass: int) -> tuple[Group, Group]:
-    return replace(group, mass=mass), replace(group, mass=group.mass - mass)
+        available = (group for groups in self._available.values() for _, group in groups)
+        return sum(group.num_sampled for group in (*available, *self._staged, *self._leased))
