@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from stream_grpo.planner import rule
 from stream_grpo.planner.group import Group
 
+Key = TypeVar("Key")
 FATES = ("trained", "masked", "stale", "no_signal", "invalid")
 """Ends of tokens."""
 
@@ -22,7 +25,7 @@ class Account:
     """Leased groups by age."""
     parts: Counter[str] = field(default_factory=Counter)
     """Sum of each part of the ages of leased groups."""
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Of samplers (all together) and learner, by what they did."""
 
     def end(self, group: Group, fate: str) -> None:
@@ -40,12 +43,24 @@ class Account:
 
     def copy(self) -> Account:
         """As it is now."""
-        return Account(*(Counter(counts) for counts in self._counts()))
+        return Account(
+            Counter(self.groups),
+            Counter(self.tokens),
+            Counter(self.ages),
+            Counter(self.parts),
+            defaultdict(float, self.seconds),
+        )
 
     def since(self, earlier: Account) -> Account:
         """What has come on top."""
-        pairs = zip(self._counts(), earlier._counts(), strict=True)
-        return Account(*(Counter({key: now[key] - then[key] for key in now}) for now, then in pairs))
+        return Account(
+            _minus(self.groups, earlier.groups),
+            _minus(self.tokens, earlier.tokens),
+            _minus(self.ages, earlier.ages),
+            _minus(self.parts, earlier.parts),
+            defaultdict(float, {name: s - earlier.seconds[name] for name, s in self.seconds.items()}),
+        )
 
-    def _counts(self) -> tuple[Counter[str], Counter[str], Counter[int], Counter[str], Counter[str]]:
-        return self.groups, self.tokens, self.ages, self.parts, self.seconds
+
+def _minus(now: Mapping[Key, int], then: Mapping[Key, int]) -> Counter[Key]:
+    return Counter({key: count - then.get(key, 0) for key, count in now.items()})

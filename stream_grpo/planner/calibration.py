@@ -27,7 +27,7 @@ BASE_SHARE = 0.05
 MIN_RANGE = 1.5
 """Where the number of running sequences varies by less than this, it does not say how steps depend on it."""
 MAX_SLOPE_ERROR = 0.25
-"""A slope of seconds over tokens with a larger relative standard error is not one: seconds are taken as proportional."""
+"""A slope with a larger relative standard error is not known: seconds are taken as proportional instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,9 @@ def sampler_times(lines: Sequence[Mapping[str, Any]], config: Config, defaults: 
         wall_s += later["time_s"] - earlier["time_s"]
     num_tokens = sums["num_tokens"] + sum(line["num_tokens"] for line in lines if line["event"] == "evaluation")
     if not running or not num_tokens:
-        raise ConfigError("metrics.jsonl: no status lines of a sampler that samples; let the run go on for some seconds")
+        raise ConfigError(
+            "metrics.jsonl: no status lines of a sampler that samples; let the run go on for some seconds"
+        )
     mean_running = float(np.mean(running))
     num_steps, num_updates = num_tokens / mean_running, sums["num_updates"]
     # A proof is an engine step that takes longer: running sequences sample a token in it.
@@ -134,7 +136,11 @@ def _step_line(
     """How an engine step depends on what runs: fitted where that varies, else by BASE_SHARE through its mean."""
     slots = config.sampler.max_num_seqs
     points = [
-        (min(later["num_running"], slots), later["busy_s"] - earlier["busy_s"], later["num_tokens"] - earlier["num_tokens"])
+        (
+            min(later["num_running"], slots),
+            later["busy_s"] - earlier["busy_s"],
+            later["num_tokens"] - earlier["num_tokens"],
+        )
         for earlier, later in _neighbours(lines)
     ]
     running = np.array([k for k, _, tokens in points if tokens > 0], float)

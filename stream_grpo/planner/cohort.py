@@ -1,14 +1,13 @@
 """One sampler of the model, or a cohort of samplers advanced together. Knows no clock of its own.
 
-Time is counted in engine steps: a rollout of L tokens that starts before step i ends with step i + L - 1, so that between
-two ends nothing changes and any number of steps is one move. Samplers of a cohort make their engine steps together and
-share their slots; each group is still followed by itself, with lengths of its own, so that the slowest of many is as slow
-as it is.
+Time is counted in engine steps: a rollout of L tokens that starts before step i ends with step i + L - 1, so that
+between two ends nothing changes and any number of steps is one move. Samplers of a cohort make their engine steps
+together and share their slots; each group is still followed by itself, with lengths of its own, so that the slowest of
+many is as slow as it is.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
@@ -25,8 +24,9 @@ _WHOLE_BLOCK = 1 << 16
 class Cohort:
     """`size` samplers with one count of engine steps."""
 
-    def __init__(self, index: int, size: int, settings: Settings) -> None:
-        """Nothing runs; no weights yet."""
+    def __init__(self, index: int, size: int, settings: Settings, *, stride: int = 1) -> None:
+        """Nothing runs; no weights yet. All lengths are multiples of `stride`, and so are all moves."""
+        self._stride = stride
         self.index, self.size = index, size
         self.num_slots, self._group_size = size * settings.max_num_seqs, settings.group_size
         self._is_synchronous = settings.max_policy_age == 0
@@ -41,8 +41,6 @@ class Cohort:
         """Groups with rollouts that have not started."""
         self._num_ending: Counter[int] = Counter()
         """Running rollouts by the engine step that is their last."""
-        self._ends: list[int] = []
-        """These steps, as a heap."""
         self._whole: defaultdict[int, list[Group]] = defaultdict(list)
         """Groups by the engine step with which they are whole."""
         self._groups: dict[Group, None] = {}
@@ -85,13 +83,9 @@ class Cohort:
         if group.oldest < 0:
             group.oldest = self.version
         group.starts.append((self.steps, count))
-        num_ending, steps = self._num_ending, self.steps
-        for length in group.lengths[group.num_started : group.num_started + count]:
-            last = steps + length
-            if last not in num_ending:
-                heapq.heappush(self._ends, last)
-            num_ending[last] += 1
-            group.last_step = max(group.last_step, last)
+        ends = [self.steps + length for length in group.lengths[group.num_started : group.num_started + count]]
+        self._num_ending.update(ends)
+        group.last_step = max(group.last_step, *ends)
         group.num_started += count
         self.num_running += count
         self._num_queued -= count
@@ -101,10 +95,16 @@ class Cohort:
         """Whether nothing runs."""
         return not self.num_running
 
-    @property
     def steps_to_next_end(self) -> int:
         """Engine steps until the next rollout ends, where something runs."""
-        return self._ends[0] - self.steps
+        step = self.steps + self._stride
+        while step not in self._num_ending:
+            step += self._stride
+        return step - self.steps
+
+    def whole_strides(self, num_steps: float) -> int:
+        """The least move of at least so many engine steps."""
+        return self._stride * max(1, math.ceil(num_steps / self._stride - 1e-9))
 
     @property
     def next_due_s(self) -> float:
@@ -115,10 +115,7 @@ class Cohort:
         """Make engine steps, no more than to the next end; the groups that are whole with the last of them."""
         self.steps += num_steps
         self.sampled_tokens += num_steps * self.num_running
-        if not self._ends or self._ends[0] > self.steps:
-            return []
-        heapq.heappop(self._ends)
-        self.num_running -= self._num_ending.pop(self.steps)
+        self.num_running -= self._num_ending.pop(self.steps, 0)
         whole = self._whole.pop(self.steps, [])
         for group in whole:
             group.num_ended, group.num_tokens = len(group.lengths), sum(group.lengths)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stream_grpo.planner.world import LearnerTimes, Rollouts, SamplerTimes, World
 
@@ -74,7 +75,7 @@ def given_world(given: Given, *, group_size: int, max_num_seqs: int, max_tokens:
     )
 
 
-def lengths(given: Given, *, group_size: int, max_tokens: int, seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def lengths(given: Given, *, group_size: int, max_tokens: int, seed: int) -> NDArray[np.int64]:
     """Log-normal lengths [R, G]: log L = mu + sigma (sqrt(c) of the group + sqrt(1 - c) of the rollout)."""
     rng = np.random.default_rng(seed)
     variance = math.log1p(given.tokens_cv**2)
@@ -83,4 +84,5 @@ def lengths(given: Given, *, group_size: int, max_tokens: int, seed: int) -> np.
     share = given.group_correlation
     normal = math.sqrt(share) * ours + math.sqrt(1 - share) * own
     drawn = np.exp(mu + math.sqrt(variance) * normal)
-    return np.clip(np.rint(drawn), 1, max_tokens).astype(np.int64)
+    found: NDArray[np.int64] = np.clip(np.rint(drawn), 1, max_tokens).astype(np.int64)
+    return found

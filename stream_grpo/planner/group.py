@@ -73,8 +73,8 @@ def draw_groups(rollouts: Rollouts, group_size: int, rng: np.random.Generator) -
     """One group after the other, without end: a row is drawn, and of it `group_size` rollouts.
 
     They are all of the row, or some of them without repetition. A larger group takes the row and goes on with Polya's
-    urn that begins with half a rollout of each outcome, which is the posterior prediction of a pass rate under Jeffreys'
-    prior: a problem that was always right may still show a wrong answer.
+    urn that begins with half a rollout of each outcome, which is the posterior prediction of a pass rate under
+    Jeffreys' prior: a problem that was always right may still show a wrong answer.
     """
     num_rows, num_measured = rollouts.length_RG.shape
     length_RG: list[list[int]] = rollouts.length_RG.tolist()

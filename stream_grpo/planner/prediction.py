@@ -79,7 +79,9 @@ def predict(
     per_s = 1.0 / duration_s if duration_s > 0 else 0.0
     num_groups = sum(found.ages.values())
     ended = sum(found.tokens[fate] for fate in FATES)
-    sampler = {name: found.seconds[name] * per_s / settings.num_samplers for name in ("sampling", "between", "updating")}
+    sampler = {
+        name: found.seconds[name] * per_s / settings.num_samplers for name in ("sampling", "between", "updating")
+    }
     learner = {name: found.seconds[name] * per_s for name in ("steps", "publishes", "checkpoints", "waits")}
     return Prediction(
         duration_s=duration_s,

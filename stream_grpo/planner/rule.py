@@ -1,8 +1,8 @@
 """The rules of the stream on counts of groups: tickets, when a step begins, the parts of an age. Pure.
 
-They are those of the buffer, where the proof of the age bound stands (`buffer/selectors.py`); here groups are counted by
-the version of their oldest token, as millions of them are. The tests hold both against each other. All versions are of
-one branch, so that an age is a difference.
+They are those of the buffer, where the proof of the age bound stands (`buffer/selectors.py`). Here groups are counted
+by the version of their oldest token, as there may be millions of them; the tests hold both against each other. All
+versions are of one branch, so that an age is a difference.
 
 Words: A is `max_policy_age`, n is groups-per-step, `learner` is the learner's step.
 """

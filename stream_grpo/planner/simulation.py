@@ -18,12 +18,15 @@ from stream_grpo.planner.cohort import Cohort
 from stream_grpo.planner.group import Group, draw_groups
 from stream_grpo.planner.prediction import Prediction, predict
 from stream_grpo.planner.stream import Stream
-from stream_grpo.planner.world import Settings, World
+from stream_grpo.planner.world import Rollouts, Settings, World
 
 EXACT = 200
 """Samplers that are each followed alone."""
 NUM_COHORTS = 8
 """Cohorts of more samplers than that."""
+
+STRIDES = 200
+"""Moves that a cohort needs at least for a rollout of mean length: lengths are rounded to that."""
 
 LearnerState = Literal["waits", "steps", "publishes", "checkpoints"]
 
@@ -33,6 +36,11 @@ def cohort_size(settings: Settings) -> int:
     if settings.num_samplers <= EXACT or settings.max_policy_age == 0:
         return 1
     return math.ceil(settings.num_samplers / NUM_COHORTS)
+
+
+def stride_of(rollouts: Rollouts) -> int:
+    """Engine steps that a cohort makes in one move."""
+    return max(1, int(rollouts.length_RG.mean()) // STRIDES)
 
 
 def simulate(
@@ -81,16 +89,17 @@ class Simulation:
         # Streams of their own: what one draws does not shift the other.
         groups_rng, self._rng = rng.spawn(2)
         self._account = Account()
-        draw = draw_groups(world.rollouts, settings.group_size, groups_rng)
+        stride = 1 if samplers_per_cohort == 1 else stride_of(world.rollouts)
+        draw = draw_groups(world.rollouts.rounded(stride), settings.group_size, groups_rng)
         self._stream = Stream(settings, draw, self._account)
         sizes = [samplers_per_cohort] * (settings.num_samplers // samplers_per_cohort)
         if rest := settings.num_samplers % samplers_per_cohort:
             sizes.append(rest)
-        self._cohorts = [Cohort(index, size, settings) for index, size in enumerate(sizes)]
+        self._cohorts = [Cohort(index, size, settings, stride=stride) for index, size in enumerate(sizes)]
         self._plans = [_Plan() for _ in sizes]
         self._waiters: dict[int, Cohort] = {}
         """Cohorts that had fewer tickets than they asked for, in the order of asking."""
-        self._events: list[tuple[float, int, Cohort | Group | None, int]] = []
+        self._events: list[tuple[float, int, Cohort | list[Group] | None, int]] = []
         self._num_events = 0
         self._now = 0.0
         self._published = 0
@@ -135,7 +144,7 @@ class Simulation:
 
     def _open_tokens(self) -> dict[str, int]:
         """Tokens of groups without an end: sampled so far, on their way to the buffer, in it."""
-        sent = (what for _, _, what, _ in self._events if isinstance(what, Group))
+        sent = (group for _, _, what, _ in self._events if isinstance(what, list) for group in what)
         return {
             "in_flight": sum(cohort.unfinished_tokens() for cohort in self._cohorts)
             + sum(group.num_sampled for group in sent),
@@ -144,16 +153,17 @@ class Simulation:
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def _push(self, at_s: float, what: Cohort | Group | None, serial: int = 0) -> None:
+    def _push(self, at_s: float, what: Cohort | list[Group] | None, serial: int = 0) -> None:
         self._num_events += 1
         heapq.heappush(self._events, (at_s, self._num_events, what, serial))
 
-    def _handle(self, what: Cohort | Group | None, serial: int) -> None:
+    def _handle(self, what: Cohort | list[Group] | None, serial: int) -> None:
         if isinstance(what, Cohort):
             if serial == self._plans[what.index].serial:
                 self._turn(what)
-        elif isinstance(what, Group):
-            self._stream.insert(what)
+        elif isinstance(what, list):
+            for group in what:
+                self._stream.insert(group)
             self._try_lease()
             self._serve()
         elif serial == self._learner_serial:
@@ -171,24 +181,22 @@ class Simulation:
         """The end of an engine step, or of idleness: hand over, take up weights and tickets, go on."""
         plan = self._plans[cohort.index]
         plan.is_set = False
+        done: list[Group] = []
         if plan.num_steps:
             self._account.seconds["sampling"] += plan.num_steps * plan.engine_s * cohort.size
             self._account.seconds["between"] += plan.num_steps * (plan.wall_s - plan.engine_s) * cohort.size
-            for group in cohort.make_steps(plan.num_steps):
-                self._send(group)
+            done += cohort.make_steps(plan.num_steps)
             plan.num_steps = 0
-        for group in list(cohort.cut(self._now)):
-            self._send(group)
+        done += cohort.cut(self._now)
+        if done:
+            times = self._world.sampler
+            self._push(self._now + times.score_s + times.insert_s, done)
         begin_s = self._now + self._take_up(cohort)
         self._ask(cohort)
         cohort.start()
         self._notice_speed()
         if not cohort.is_idle:
             self._plan(cohort, begin_s)
-
-    def _send(self, group: Group) -> None:
-        times = self._world.sampler
-        self._push(self._now + times.score_s + times.insert_s, group)
 
     def _take_up(self, cohort: Cohort) -> float:
         """Take up the newest weights; the seconds that this keeps the engine from sampling."""
@@ -214,16 +222,16 @@ class Simulation:
         plan.at_s = begin_s
         plan.engine_s = times.step_s(cohort.num_running / cohort.size) * self._slowdown
         plan.wall_s = plan.engine_s + times.between_s * self._slowdown
-        plan.num_steps = cohort.steps_to_next_end
+        plan.num_steps = cohort.steps_to_next_end()
         if (due_s := cohort.next_due_s) < begin_s + plan.num_steps * plan.wall_s:
-            plan.num_steps = max(1, math.ceil((due_s - begin_s) / plan.wall_s))
+            plan.num_steps = cohort.whole_strides((due_s - begin_s) / plan.wall_s)
         self._schedule_turn(cohort, begin_s + plan.num_steps * plan.wall_s)
 
     def _interrupt(self, cohort: Cohort) -> None:
         """Let a running cohort look around after the engine step that it is in; an idle one at once."""
         plan = self._plans[cohort.index]
         if plan.num_steps:
-            num_steps = max(1, math.ceil((self._now - plan.at_s) / plan.wall_s - 1e-9))
+            num_steps = cohort.whole_strides((self._now - plan.at_s) / plan.wall_s)
             if num_steps < plan.num_steps:
                 plan.num_steps = num_steps
                 self._schedule_turn(cohort, plan.at_s + num_steps * plan.wall_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -31,6 +31,11 @@ class Rollouts:
             raise ValueError(f"reward_RG: shape {self.reward_RG.shape}, that of length_RG is {self.length_RG.shape}")
         if not 0 <= self.signal_share <= 1:
             raise ValueError(f"signal_share = {self.signal_share}: expected 0 to 1")
+
+    def rounded(self, unit: int) -> Rollouts:
+        """The same with lengths that are multiples of `unit`, at least one."""
+        rounded = np.maximum(1, np.rint(self.length_RG / unit).astype(np.int64)) * unit
+        return replace(self, length_RG=rounded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
