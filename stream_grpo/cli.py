@@ -190,11 +190,12 @@ def plan(
     source: Annotated[
         Path, typer.Argument(metavar="RUN_OR_CONFIG", help="A run folder, or a TOML file.", show_default=False)
     ],
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUES]...", help="More of the grid.", show_default=False)
+    ] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE,VALUE", help="Values of a setting to try, as max_policy_age=1,2,4. Repeatable."
-        ),
+        typer.Option(metavar="NAME=VALUES", help="Values of a setting to try, as max_policy_age=1,2. Repeatable."),
     ] = None,
     samplers: Annotated[int | None, typer.Option(min=1, help="So many samplers, thousands too.")] = None,
     like: Annotated[

@@ -161,7 +161,9 @@ def learner_times(steps: Sequence[Mapping[str, Any]], config: Config, defaults: 
     """Seconds of the learner from its lines. Raises ConfigError for too few steps."""
     if len(steps) < MIN_STEPS:
         raise ConfigError(f"metrics.jsonl: {len(steps)} learner steps; to calibrate, {MIN_STEPS} are needed")
-    tokens = np.array([step["num_tokens"] for step in steps], float)
+    # What a step passes over: the sampled tokens of its groups, once an epoch.
+    per_group = config.sampler.group_size * config.learner.num_epochs
+    tokens = np.array([step["response_tokens_mean"] * step["num_groups"] * per_group for step in steps], float)
     seconds = np.array([step["step_s"] for step in steps], float)
     line = fit_line(tokens, seconds)
     if line.is_proportional:

@@ -62,7 +62,10 @@ def plan(
     num_steps: int,
     seed: int,
 ) -> Plan:
-    """Predict every setting of a grid over a run or a configuration. Raises ConfigError for what cannot be read, tried or modelled."""
+    """Predict every setting of a grid over a run or a configuration.
+
+    Raises ConfigError for what cannot be read, tried or modelled.
+    """
     values = grids.parse_grid(grid)
     config = load_run(source.resolve(), overrides) if source.is_dir() else load(source, overrides)
     settings = settings_of(config)
@@ -98,6 +101,7 @@ def settings_of(config: Config) -> Settings:
         too_old="wait" if stream.too_old == "wait" else "drop",
         sample_deadline_s=stream.sample_deadline_s,
         checkpoint_interval=config.learner.checkpoint_interval,
+        num_epochs=config.learner.num_epochs,
     )
 
 

@@ -271,7 +271,7 @@ class Simulation:
         for group in groups:
             self._account.leased(group, self._stream.step)
         times = self._world.learner
-        num_tokens = sum(group.num_sampled for group in groups)
+        num_tokens = sum(group.num_sampled for group in groups) * self._settings.num_epochs
         self._enter("steps", times.step_s(num_tokens) * float(self._rng.choice(times.spread)))
 
     def _learner_done(self) -> None:

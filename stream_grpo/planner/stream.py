@@ -14,7 +14,7 @@ from stream_grpo.planner.world import Settings
 
 SIGNAL_WINDOW = 256
 """Groups that the expected share with signal looks back on, as the buffer does."""
-MAX_WITHOUT_SIGNAL = 100_000
+MAX_WITHOUT_SIGNAL = 20_000
 """So many groups in a row without signal are taken for a stream that has none."""
 _HAND_OVER_S, _HAND_OVER_SHARE = 1.0, 0.1
 """A late group is handed over so long before its deadline, as samplers do."""

@@ -67,7 +67,7 @@ class LearnerTimes:
     base_s: float
     """Of a step, however long its sequences."""
     per_token_s: float
-    """And for each sampled token of its groups."""
+    """And for each sampled token of its groups, in each pass over them."""
     publish_s: float = 0.0
     """From the end of a step until its weights can be taken up, and the learner goes on."""
     checkpoint_s: float = 0.0
@@ -75,7 +75,7 @@ class LearnerTimes:
     """Factors of mean 1 that a step's time is multiplied with, drawn uniformly."""
 
     def step_s(self, num_tokens: float) -> float:
-        """Mean seconds of a step with so many sampled tokens."""
+        """Mean seconds of a step that passes over so many sampled tokens; one it passes over twice counts twice."""
         return self.base_s + self.per_token_s * num_tokens
 
 
@@ -102,11 +102,20 @@ class Settings:
     """`drop` stands for every setting that never waits for a group in flight."""
     sample_deadline_s: float = math.inf
     checkpoint_interval: int = 50
+    num_epochs: int = 1
+    """Passes of the learner over a batch."""
     cores: int = 0
     """Processor cores that samplers and learner share; 0: each has its own."""
 
     def __post_init__(self) -> None:
-        for name in ("num_samplers", "group_size", "groups_per_step", "publish_interval", "checkpoint_interval"):
+        for name in (
+            "num_samplers",
+            "group_size",
+            "groups_per_step",
+            "publish_interval",
+            "checkpoint_interval",
+            "num_epochs",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: expected at least 1")
         for name in ("max_policy_age", "cores"):

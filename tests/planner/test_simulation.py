@@ -52,8 +52,8 @@ def test_a_slow_learner_holds_samplers_back() -> None:
 
 def test_the_synchronous_loop_takes_sampling_and_learning_in_turn() -> None:
     # At age 0 a block of 2 groups (all have signal) samples for 10 s, then a step of 5 s and a publish of 1 s follow.
-    # The block is ceil(2 / share) groups; (s + 1) / (s + 2) of s groups is above 0.98 with 50 groups: 3 groups, one of
-    # them surplus, of which the third runs as slots free, 10 s later.
+    # A block is ceil(2 / share) groups with share = (s + 1) / (s + 2) after s groups, all with signal: 3 groups, which
+    # the 6 slots hold at once. One of them is surplus.
     world = constant_world(learner_s=5.0, publish_s=1.0)
     found = simulate(world, replace(ONE, max_policy_age=0, max_num_seqs=6), num_steps=30, warmup_steps=5)
     assert found.step_s == pytest.approx(16.0)
