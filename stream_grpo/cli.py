@@ -194,6 +194,59 @@ def rollouts(
 
 
 @app.command()
+def plan(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_CONFIG", help="A run folder, or a TOML file.", show_default=False)
+    ],
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUES]...", help="More of the grid.", show_default=False)
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUES", help="Values of a setting to try, as max_policy_age=1,2. Repeatable."),
+    ] = None,
+    samplers: Annotated[int | None, typer.Option(min=1, help="So many samplers, thousands too.")] = None,
+    like: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Take times and lengths from this run.", show_default=False)
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="Give times and lengths instead; see docs/planner.md. Repeatable."),
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw throughput against age: SVG, PNG.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Learner steps that a prediction is taken over.")] = 60,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same figures.")] = 0,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Predict throughput, staleness and waits for a grid of settings, from what a run has measured; recommend one."""
+    console = Console(stderr=as_json)
+    with _errors(console):
+        from stream_grpo.planner import commands
+        from stream_grpo.planner.picture import check_path
+
+        if picture is not None:
+            check_path(picture)
+        found = commands.plan(
+            source,
+            [*(grid or []), *(more or [])],
+            like=like,
+            given=given or [],
+            overrides=overrides or [],
+            num_samplers=samplers,
+            num_steps=steps,
+            seed=seed,
+        )
+        if as_json:
+            print(json.dumps(found.as_fields()))
+        else:
+            commands.show(found, console)
+        if picture is not None:
+            commands.draw(found, picture)
+            console.say(f"picture: {picture}")
+
+
+@app.command()
 def verify(
     file: Annotated[
         Path | None,
