@@ -291,4 +291,5 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 )
 """Every preset by name."""
 
-DEFAULT = "rloo"
+DEFAULT = "dppo_kl"
+"""By measurement: the largest lower bound of the rise at the worse of ages 4 and 16 (docs/recipes.md)."""
