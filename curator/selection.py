@@ -6,6 +6,7 @@ Pure numpy. P: problems, by index.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,88 @@ def selection_probabilities(
     share_P = np.where(free_P, (free_signal_P / largest) ** sharpness, 0.0)
     q_P: NDArray[np.float64] = (1.0 - exploration) * (share_P / share_P.sum()) + exploration * uniform_P
     return q_P
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """How the next draw is divided. What neither floor nor unseen take goes by worth."""
+
+    sharpness: float = 8.0
+    """Worth counts to this power."""
+    floor: float = 0.05
+    """Uniform over all problems, so that none is forgotten, whatever is believed of it."""
+    unseen: float = 0.05
+    """Uniform over the problems never sampled."""
+    domain: float = 0.5
+    """Part of what goes by worth that is divided equally between domains; the rest goes wherever the worth is."""
+
+    def __post_init__(self) -> None:
+        for name in ("floor", "unseen", "domain"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: expected in [0, 1]")
+        if self.floor + self.unseen > 1:
+            raise ValueError(f"floor + unseen = {self.floor + self.unseen}: expected at most 1")
+        if not self.sharpness >= 0:
+            raise ValueError(f"sharpness = {self.sharpness}: expected 0 or more")
+
+
+def shared_probabilities(
+    worth_P: NDArray[np.float64],
+    in_flight_P: NDArray[np.bool_],
+    is_unseen_P: NDArray[np.bool_],
+    domain_P: NDArray[np.int64],
+    shares: Shares = Shares(),
+) -> NDArray[np.float64]:
+    """Probability of each problem at the next draw, by worth, with a floor, the unseen and the domains in mind.
+
+        q = (1 - floor - unseen) w + floor / n + unseen [is unseen] / n_unseen
+        w = (1 - domain) u / sum(u) + domain u / (sum of u in its domain) / (domains with u > 0),    u = worth^sharpness
+
+    Over the n problems that are not in flight, 0 for the others; where all are in flight, all count as free. Without a
+    free unseen problem its share goes by worth, and without any worth all is uniform. Probabilities by the expected
+    value do better than draws from the posterior here: what is uncertain is worth more by itself, as the value of a
+    group bends down at both ends (docs/curation.md).
+
+    Raises ValueError for an empty pool, or a worth that is negative or infinite.
+    """
+    if worth_P.size == 0:
+        raise ValueError("no problems to choose from")
+    if not np.all(np.isfinite(worth_P) & (worth_P >= 0)):
+        raise ValueError("a worth is finite and not negative")
+    free_P = np.ones(worth_P.size, np.bool_) if in_flight_P.all() else ~in_flight_P
+    uniform_P: NDArray[np.float64] = free_P / np.count_nonzero(free_P)
+    largest = float(worth_P[free_P].max())
+    if largest == 0:
+        return uniform_P
+    # Divided by the largest first: powers of small worths must not all vanish.
+    share_P = np.where(free_P, np.power(worth_P / largest, shares.sharpness), 0.0)
+    sum_D: NDArray[np.float64] = np.bincount(domain_P, share_P)
+    num_domains = np.count_nonzero(sum_D)
+    by_worth_P = share_P * (
+        (1.0 - shares.domain) / share_P.sum() + shares.domain / num_domains / _or_1(sum_D)[domain_P]
+    )
+    free_unseen_P = free_P & is_unseen_P
+    num_unseen = np.count_nonzero(free_unseen_P)
+    unseen = shares.unseen if num_unseen else 0.0
+    q_P: NDArray[np.float64] = (1.0 - shares.floor - unseen) * by_worth_P + shares.floor * uniform_P
+    return q_P + unseen * free_unseen_P / max(1, num_unseen)
+
+
+def _or_1(sum_D: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(sum_D > 0, sum_D, 1.0)
+
+
+def candidates(num_problems: int, limit: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Indices among which the next draw is made: all, or a random part of a pool of more than `limit`, ascending.
+
+    One problem of each of `limit` equal stretches of the pool, so each has the probability limit / num_problems.
+    """
+    if num_problems <= limit:
+        return np.arange(num_problems)
+    edges = np.linspace(0, num_problems, limit + 1)
+    # The stretches differ in whole numbers by 1; drawn on the real line each problem is as likely as another.
+    drawn = (edges[:-1] + rng.random(limit) * (num_problems / limit)).astype(np.int64)
+    return np.unique(np.minimum(drawn, num_problems - 1))
 
 
 def draw(q_P: NDArray[np.float64], num: int, rng: np.random.Generator) -> NDArray[np.int64]:
