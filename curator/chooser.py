@@ -87,9 +87,7 @@ class Chooser:
         self.estimator = _make_estimator(rules, self.rate, features)
         self._tokens = ExpectedTokens(domain_P)
         self._clock = PolicyClock()
-        self._shares = Shares(
-            sharpness=rules.sharpness, floor=rules.exploration, unseen=rules.unseen_share, domain=rules.domain_share
-        )
+        self._shares = _shares(rules) if rules.choice == "worth" else Shares()
 
     def observe(self, index: int, outcome: Outcome) -> None:
         """Learn from one outcome, one that `counts`, of the problem at `index`."""
@@ -153,3 +151,9 @@ def _make_estimator(rules: Rules, rate: SlidingRate, features: Features | None) 
             raise ValueError("estimator = item_response: needs the features of the problems")
         return ItemResponse(features)
     return rate
+
+
+def _shares(rules: Rules) -> Shares:
+    return Shares(
+        sharpness=rules.sharpness, floor=rules.exploration, unseen=rules.unseen_share, domain=rules.domain_share
+    )
