@@ -48,12 +48,12 @@ class Prior:
     bias_variance: float = 4.0
     domain_variance: float = 1.5
     number_variance: float = 1.5
-    own_variance: float = 1.0
+    own_variance: float = 3.0
     """Of what is a problem's own; it never grows beyond this."""
     shared_drift: float = 4e-3
     """Of the bias and of each domain."""
     number_drift: float = 2e-4
-    own_drift: float = 4e-3
+    own_drift: float = 1e-2
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
