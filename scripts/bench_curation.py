@@ -2,8 +2,8 @@
 
 Each method is tuned first: every one of its settings on seeds that are not reported, on the world of the same pool size
 at lag 4. Then each runs with its best setting on seeds 0, 1, 2, ..., paired: a seed makes the same problems for all.
-The area is the mean held-out accuracy over 10,000 to 180,000 rollouts, whatever the method paid them for; a method named
-`free` has offline pass rates of two models that are not counted, `charged` pays for them.
+The area is the mean held-out accuracy over 10,000 to 180,000 rollouts, whatever the method paid them for; a method
+named `free` has offline pass rates of two models that are not counted, `charged` pays for them.
 
 What has run is kept in a file and not run again. Interrupt and go on as you like.
 """

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from curation.world import Floats, Learner
 from numpy.typing import NDArray
 
+from curation.world import Floats, Learner
 from curator.difficulty import SlidingRate, expected_signal
 from curator.estimators.features import Features, fourier, make_features
 from curator.estimators.item_response import ItemResponse, Prior
@@ -137,7 +137,7 @@ class Sliding(Method):
 class Mopps(Method):
     """Qu et al. 2025 (MoPPS): Thompson draws of a discounted Beta; those nearest to 1/2 among random candidates."""
 
-    trials = tuple({"keep": k, "pool": c} for k, c in ((0.3, 16), (0.5, 16), (0.7, 16), (0.9, 16), (0.5, 4), (0.5, 32)))
+    trials = tuple({"keep": k, "pool": c} for k, c in ((0.1, 16), (0.3, 16), (0.5, 16), (0.8, 16), (0.3, 4), (0.3, 32)))
 
     def prepare(self, keep: float = 0.5, pool: int = 16) -> None:
         """See Method."""

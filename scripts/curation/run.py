@@ -6,9 +6,10 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from curation.methods import METHODS, Indices, Method, Settings
 from curation.world import Learner, World
-from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from curation.run import FROM_ROLLOUTS, NUM_ROLLOUTS
 from numpy.typing import NDArray
+
+from curation.run import FROM_ROLLOUTS, NUM_ROLLOUTS
 
 Rows = Mapping[str, Mapping[int, dict[str, Any]]]
 """Figures by method and seed, of one world."""

@@ -106,10 +106,7 @@ class Learner:
 
     def _rate(self, ability: Floats) -> Floats:
         z = SLOPE * ability
-        if self.world.link == "cauchy":
-            rate = 0.5 + np.arctan(z) / np.pi
-        else:
-            rate = 0.5 * (1.0 + np.tanh(0.5 * z))
+        rate = 0.5 + np.arctan(z) / np.pi if self.world.link == "cauchy" else 0.5 * (1.0 + np.tanh(0.5 * z))
         return self.world.guessing + (1.0 - self.world.guessing) * rate
 
     def offline_rates(self, num_rollouts: int) -> Floats:
