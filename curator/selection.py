@@ -117,7 +117,8 @@ def _or_1(sum_D: NDArray[np.float64]) -> NDArray[np.float64]:
 def candidates(num_problems: int, limit: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Indices among which the next draw is made: all, or a random part of a pool of more than `limit`, ascending.
 
-    One problem of each of `limit` equal stretches of the pool, so each has the probability limit / num_problems.
+    One problem of each of `limit` equal stretches of the pool, so each has the probability limit / num_problems,
+    or hardly less.
     """
     if num_problems <= limit:
         return np.arange(num_problems)

@@ -212,12 +212,14 @@ class Joint(Method):
         shared_drift: float = 4e-3,
         own_drift: float = 1e-2,
         own_variance: float = 3.0,
+        floor: float = 0.05,
+        unseen: float = 0.05,
     ) -> None:
         """See Method."""
         prior = Prior(shared_drift=shared_drift, own_drift=own_drift, own_variance=own_variance)
         self._model = ItemResponse(self.features(), prior)
         self._value_K, self._mixed_K = VALUES[signal](self.group_size), mixed_K(self.group_size)
-        self._shares = Shares(sharpness=sharpness, domain=domain)
+        self._shares = Shares(sharpness=sharpness, domain=domain, floor=floor, unseen=unseen)
         self._num_groups_N = np.zeros(self.num, np.int64)
 
     def features(self) -> Features:
