@@ -21,7 +21,7 @@ from curator.estimators.item_response import ItemResponse
 from curator.estimators.memory import DiscountedBeta, LastMean
 from curator.estimators.value import VALUES, mixed_K
 from curator.schema import Outcome
-from curator.selection import Shares, candidates, selection_probabilities, shared_probabilities
+from curator.selection import Part, Shares, candidates, selection_parts, shared_parts
 from curator.standing import retired, suspects
 
 EstimatorName = Literal["sliding_rate", "last_mean", "beta", "item_response"]
@@ -53,8 +53,8 @@ class Odds(NamedTuple):
     """Probabilities of the next draw."""
 
     index_C: NDArray[np.int64]
-    q_C: NDArray[np.float64]
-    """Sums to 1 over the candidates."""
+    parts: list[Part]
+    """Over the candidates; their mixture is the probability of a draw."""
     signal_C: NDArray[np.float64]
     """Predicted probability that the rewards of a group differ."""
     share_drawn_from: float
@@ -109,14 +109,14 @@ class Chooser:
         share = len(index_C) / len(num_in_flight_P)
         in_flight_C = num_in_flight_P[index_C] > 0
         if rules.choice == "signal":
-            q_C = selection_probabilities(value_C, in_flight_C, rules.exploration, rules.sharpness)
-            return Odds(index_C, q_C, signal_C, share)
+            parts = selection_parts(value_C, in_flight_C, rules.exploration, rules.sharpness)
+            return Odds(index_C, parts, signal_C, share)
         num_groups_C = self.rate.num_groups_P[index_C]
         solved_C, hopeless_C = retired(belief, num_groups_C)
         worth_C = np.where(solved_C | hopeless_C, 0.0, value_C / self._tokens.predict(index_C))
         domain_C = self._domain_P[index_C]
-        q_C = shared_probabilities(worth_C, in_flight_C, num_groups_C == 0, domain_C, self._shares)
-        return Odds(index_C, q_C, signal_C, share)
+        parts = shared_parts(worth_C, in_flight_C, num_groups_C == 0, domain_C, self._shares)
+        return Odds(index_C, parts, signal_C, share)
 
     def signal(self, index: int) -> float:
         """Predicted probability that the rewards of the next group of a problem differ."""

@@ -21,7 +21,7 @@ from curator.estimators.belief import Belief
 from curator.estimators.features import Features, features_of
 from curator.pool import Pool
 from curator.schema import Outcome, Pick, Problem, outcomes_from_batch, outcomes_to_batch
-from curator.selection import draw, draw_rng
+from curator.selection import draw_parts, draw_rng, mixture
 
 SOLVED_RATE, TOO_HARD_RATE = 0.95, 0.05
 MAX_ENDED_GROUPS = 4096
@@ -151,13 +151,11 @@ class Curation:
             self._num_in_flight_P[index] += 1
         while left:
             odds = self._chooser.odds(self._num_in_flight_P, rng)
+            q_C = mixture(odds.parts) * odds.share_drawn_from
             # When all that q allows are drawn, the next round has a q over what is then free.
-            num_drawn = min(len(left), int(np.count_nonzero(odds.q_C)))
-            for place in draw(odds.q_C, num_drawn, rng).tolist():
+            for place in draw_parts(odds.parts, len(left), rng).tolist():
                 index = int(odds.index_C[place])
-                self._open[left.pop()] = _Choice(
-                    index, float(odds.q_C[place]) * odds.share_drawn_from, float(odds.signal_C[place])
-                )
+                self._open[left.pop()] = _Choice(index, float(q_C[place]), float(odds.signal_C[place]))
                 self._num_in_flight_P[index] += 1
         self._num_picks += len(group_ids)
 

@@ -129,6 +129,7 @@ def test_c52_an_unknown_section_is_refused() -> None:
     ("sections", "reason"),
     [
         ({"sampler": {"group_size": 1}}, "a group needs at least 2"),
+        ({"curator": {"choice": "worth", "exploration": 0.6, "unseen_share": 0.5}}, "their sum is at most 1"),
         ({"stream": {"groups_per_step": 6}, "learner": {"num_minibatches": 4}}, "4 does not divide .* = 6"),
         (
             {"stream": {"groups_per_step": 6}, "learner": {"num_ranks": 4}},

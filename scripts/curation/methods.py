@@ -17,7 +17,7 @@ from curator.difficulty import SlidingRate, expected_signal
 from curator.estimators.features import Features, fourier, make_features
 from curator.estimators.item_response import ItemResponse, Prior
 from curator.estimators.value import VALUES, mixed_K
-from curator.selection import Shares, draw, selection_probabilities, shared_probabilities
+from curator.selection import Part, Shares, draw_parts, selection_parts, shared_parts
 from curator.standing import retired
 
 Indices = NDArray[np.int64]
@@ -48,11 +48,13 @@ class Method:
 
     def choose(self, num: int, step: int) -> Indices:
         """`num` problems, none in flight as long as there are others."""
-        return draw(self.odds(step), num, self.rng)
+        index = draw_parts(self.odds(step), num, self.rng)
+        # A pool smaller than a batch is drawn from again.
+        return np.resize(index, num)
 
-    def odds(self, step: int) -> Floats:
-        """Probability of each problem at the next draw."""
-        return selection_probabilities(np.ones(self.num), self.num_in_flight > 0, 0.0)
+    def odds(self, step: int) -> list[Part]:
+        """How the next problems are drawn."""
+        return selection_parts(np.ones(self.num), self.num_in_flight > 0, 0.0)
 
     def observe(self, index: Indices, passed: Indices, num: int, step: int) -> None:
         """Learn from groups of `num` rollouts each, sampled at `step`."""
@@ -95,10 +97,10 @@ class Greso(Method):
         self._run_N = np.zeros(self.num, np.int64)
         self._is_hard_N = np.zeros(self.num, np.int64)
 
-    def odds(self, step: int) -> Floats:
+    def odds(self, step: int) -> list[Part]:
         """See Method."""
         keep_N = np.maximum(self._p[self._is_hard_N] ** self._run_N, 0.01)
-        return selection_probabilities(keep_N, self.num_in_flight > 0, 0.0)
+        return selection_parts(keep_N, self.num_in_flight > 0, 0.0)
 
     def observe(self, index: Indices, passed: Indices, num: int, step: int) -> None:
         """See Method."""
@@ -119,10 +121,10 @@ class Sliding(Method):
         self._sharpness = sharpness
         self._rate = SlidingRate(self.learner.domain_N, rate_step=rate_step)
 
-    def odds(self, step: int) -> Floats:
+    def odds(self, step: int) -> list[Part]:
         """See Method."""
         signal = expected_signal(self._rate.rate_P, self.group_size)
-        return selection_probabilities(signal, self.num_in_flight > 0, 0.05, self._sharpness)
+        return selection_parts(signal, self.num_in_flight > 0, 0.05, self._sharpness)
 
     def observe(self, index: Indices, passed: Indices, num: int, step: int) -> None:
         """See Method."""
@@ -196,24 +198,24 @@ class Joint(Method):
     """Ours: the item-response model that moves with the policy, and shares by expected worth."""
 
     trials = (
-        {},
-        {"domain": 0.0},
-        {"domain": 0.0, "own_drift": 0.03},
-        {"domain": 0.0, "sharpness": 16.0},
-        {"domain": 0.0, "shared_drift": 1.6e-2},
-        {"domain": 0.0, "signal": "mixed"},
+        {"sharpness": 8.0},
+        {"sharpness": 16.0},
+        {"sharpness": 32.0},
+        {"sharpness": 16.0, "signal": "mixed"},
+        {"sharpness": 16.0, "domain": 0.5},
+        {"sharpness": 16.0, "own_drift": 0.03},
     )
 
     def prepare(
         self,
         signal: str = "centered",
-        sharpness: float = 8.0,
-        domain: float = 0.5,
+        sharpness: float = 16.0,
+        domain: float = 0.0,
         shared_drift: float = 4e-3,
         own_drift: float = 1e-2,
         own_variance: float = 3.0,
-        floor: float = 0.05,
-        unseen: float = 0.05,
+        floor: float = 0.02,
+        unseen: float = 0.0,
     ) -> None:
         """See Method."""
         prior = Prior(shared_drift=shared_drift, own_drift=own_drift, own_variance=own_variance)
@@ -227,14 +229,12 @@ class Joint(Method):
         vectors = fourier(self.learner.vector_NV.astype(np.float32), 32)
         return make_features([str(domain) for domain in self.learner.domain_N], vector_PV=vectors)
 
-    def odds(self, step: int) -> Floats:
+    def odds(self, step: int) -> list[Part]:
         """See Method."""
         belief = self._model.predict()
         solved, hopeless = retired(belief, self._num_groups_N)
         worth = np.where(solved | hopeless, 0.0, belief.group_value_P(self._value_K))
-        return shared_probabilities(
-            worth, self.num_in_flight > 0, self._num_groups_N == 0, self.learner.domain_N, self._shares
-        )
+        return shared_parts(worth, self.num_in_flight > 0, self._num_groups_N == 0, self.learner.domain_N, self._shares)
 
     def observe(self, index: Indices, passed: Indices, num: int, step: int) -> None:
         """See Method."""
@@ -269,10 +269,10 @@ class Oracle(Method):
         """See Method."""
         self._power = power
 
-    def odds(self, step: int) -> Floats:
+    def odds(self, step: int) -> list[Part]:
         """See Method."""
         rate = self.learner.pass_rate()
-        return selection_probabilities(rate * (1.0 - rate), self.num_in_flight > 0, 0.02, self._power)
+        return selection_parts(rate * (1.0 - rate), self.num_in_flight > 0, 0.02, self._power)
 
     def mixed(self, index: Indices) -> Floats | None:
         """See Method."""
