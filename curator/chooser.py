@@ -28,7 +28,7 @@ EstimatorName = Literal["sliding_rate", "last_mean", "beta", "item_response"]
 ChoiceName = Literal["signal", "worth"]
 SignalName = Literal["mixed", "centered", "scaled"]
 
-MAX_CANDIDATES = 1 << 14
+MAX_CANDIDATES = 1 << 13
 """Of a larger pool each draw looks at a random part of this size."""
 
 

@@ -122,7 +122,7 @@ def test_bad_requests_are_refused_and_the_service_lives(tmp_path: Path, connect:
             with pytest.raises(RemoteError, match=reason):
                 client.call(kind, fields, body, timeout_s=5)
         client.close()
-        assert service.num_refused == 9
+        assert service.num_refused == 8
         assert len(connect(service).next(["a"])) == 1
 
 

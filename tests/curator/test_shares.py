@@ -78,7 +78,7 @@ def test_every_problem_is_a_candidate_alike() -> None:
 
 
 def test_a_block_of_draws_keeps_the_shares_of_its_parts() -> None:
-    # A hundred good problems of 1,000 and a floor of 0.1: however sharp, 9 in 10 of the draws are theirs while they last.
+    # A hundred good problems of 1,000, a floor of 0.1: however sharp, 9 in 10 draws are theirs while they last.
     worth = np.full(1000, 1e-3)
     worth[:100] = 1.0
     shares = Shares(sharpness=8.0, floor=0.1, unseen=0.0, domain=0.0)
