@@ -1,6 +1,6 @@
 """What the curator costs on a large pool: picks, outcomes, memory and the start from disk, for each estimator.
 
-pick     `next` of 64 groups, whose outcomes come before the next one: median and 99th percentile. Goal: p99 under 20 ms.
+pick     `next` of 64 groups, told their outcomes before the next: median and 99th percentile. Goal: p99 under 20 ms.
 report   Outcomes taken in a second, written to the pool's table in batches of 512. Goal: 10,000.
 memory   What the curator's state adds to the process once the pool is loaded, over the problems. Goal: 300 bytes.
 start    Pool and state from disk, with the outcomes so far. Goal: under 10 s.
