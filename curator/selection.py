@@ -123,7 +123,7 @@ def shared_parts(
     free_P, uniform_P, share_P = _free_shares(worth_P, in_flight_P, shares.sharpness)
     if not share_P.any():
         return [Part(1.0, uniform_P)]
-    sum_D: NDArray[np.float64] = np.bincount(domain_P, share_P)
+    sum_D = np.bincount(domain_P, share_P).astype(np.float64)
     by_domain_P = share_P / _or_1(sum_D)[domain_P] / np.count_nonzero(sum_D)
     by_worth_P = (1.0 - shares.domain) * share_P / share_P.sum() + shares.domain * by_domain_P
     free_unseen_P = free_P & is_unseen_P

@@ -336,7 +336,7 @@ def test_rates_fold_the_same_bits_in_one_go_and_over_the_table(tmp_path: Path) -
 @pytest.mark.parametrize("estimator", ["last_mean", "beta", "item_response"])
 @pytest.mark.parametrize("choice", ["signal", "worth"])
 def test_every_estimator_and_choice_learns_and_survives_a_restart(tmp_path: Path, estimator: str, choice: str) -> None:
-    rules = {"estimator": estimator, "choice": choice, "signal": "centered", "group_size": 4}
+    rules: dict[str, Any] = {"estimator": estimator, "choice": choice, "signal": "centered", "group_size": 4}
     curation = Curation(make_pool(tmp_path / "pool", 30), **rules)
     for number in range(20):
         (pick,) = curation.next([f"g{number}"])
