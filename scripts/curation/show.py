@@ -79,7 +79,9 @@ def picture(worlds: Mapping[str, Rows], path: Path) -> None:
             is_ours = name.startswith("ours")
             width = 2.4 if is_ours else 1.2
             style = "--" if "free" in name or name == "oracle" else "-"
-            axis.plot(at, curve, style, label=name, linewidth=width, color=f"C{names.index(name) % 10}")
+            axis.plot(
+                at, curve, style, label=name, linewidth=width, color=plt.get_cmap("tab20")(names.index(name) % 20)
+            )
         axis.set_title(world)
         axis.set_xlabel("thousand rollouts")
         axis.grid(alpha=0.3)
