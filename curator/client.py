@@ -18,7 +18,7 @@ from curator.schema import (
     picks_from_batch,
     problem_from_row,
 )
-from curator.wire import ERROR, Client, Keys, Message, WireError
+from curator.wire import ERROR, Client, Keys, Message, RemoteError, WireError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Picked:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The answer to `post_get`."""
+    """The answer to `post_get`: those of the problems that are in the pool, in order."""
 
     id: str
     problems: list[Problem]
@@ -90,8 +90,12 @@ class Curator:
         return _picks(self._call("next", {"group_ids": list(group_ids)}))
 
     def get(self, problem_ids: Sequence[str]) -> list[Problem]:
-        """The problems of these ids, in order. Nothing is picked by it."""
-        return _problems(self._call("get", {"problem_ids": list(problem_ids)}))
+        """The problems of these ids, in order. Nothing is picked by it. RemoteError names those not in the pool."""
+        problems = _problems(self._call("get", {"problem_ids": list(problem_ids)}))
+        missing = sorted(set(problem_ids) - {problem.problem_id for problem in problems})
+        if missing:
+            raise RemoteError(f"curator: {len(missing)} problems are not in the pool, first: {missing[0]!r}")
+        return problems
 
     def report(self, outcomes: Iterable[Outcome]) -> int:
         """Outcomes in journal order; returns the sequence number expected next. Repeats are ignored."""

@@ -8,21 +8,28 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from curator.chooser import Chooser, Rules
 from curator.difficulty import NoSignalCause, SlidingRate, counts, expected_signal, no_signal_cause
+from curator.embedding import hashed_ngrams
 from curator.errors import PoolError, SequenceError
+from curator.estimators.belief import Belief
+from curator.estimators.features import Features, features_of
 from curator.pool import Pool
 from curator.schema import Outcome, Pick, Problem, outcomes_from_batch, outcomes_to_batch
-from curator.selection import draw, draw_rng, selection_probabilities
+from curator.selection import draw_parts, draw_rng, mixture
 
 SOLVED_RATE, TOO_HARD_RATE = 0.95, 0.05
 MAX_ENDED_GROUPS = 4096
 """Ended groups whose pick is still known, for a late repeat of the question."""
 MAX_OPEN_GROUPS = 65536
 """Above this many, the oldest group without an outcome counts as lost and its problem leaves flight."""
+MAX_SUSPECTS_SHOWN = 20
+_TAKE_ROWS = 4096
 
 
 class Position(NamedTuple):
@@ -48,16 +55,13 @@ class Curation:
         pool: Pool,
         *,
         group_size: int,
-        rate_step: float = 0.3,
-        domain_step: float = 0.05,
-        exploration: float = 0.05,
-        sharpness: float = 4.0,
-        unseen_rate: float = 0.5,
         flush_outcomes: int = 512,
+        text_numbers: int = 32,
         seed: int = 0,
         at_point: Callable[[str], None] = lambda name: None,
+        **rules: Any,
     ) -> None:
-        """Become the pool's writer and rebuild the state from its outcomes.
+        """Become the pool's writer and rebuild the state from its outcomes. `rules` are the fields of `Rules`.
 
         Which groups are in flight is not part of that state: after a restart it is empty. `at_point` is told of
         `outcomes.flush` and `outcomes.flushed`, before and after outcomes are written, for tests of crashes there.
@@ -66,17 +70,15 @@ class Curation:
         """
         self._pool = pool
         self._group_size = group_size
-        self._exploration = exploration
-        self._sharpness = sharpness
         self._flush_outcomes = flush_outcomes
         self._seed = seed
         self._at_point = at_point
         ids = pool.problem_ids
         self._index = {problem_id: i for i, problem_id in enumerate(ids)}
         self._domains, domain_P = np.unique(np.array(pool.domains, dtype=np.str_), return_inverse=True)
-        self.rate = SlidingRate(
-            domain_P.astype(np.int64), rate_step=rate_step, domain_step=domain_step, unseen_rate=unseen_rate
-        )
+        made = Rules(**rules)
+        features = _features(pool, text_numbers) if made.estimator == "item_response" else None
+        self._chooser = Chooser(domain_P.astype(np.int64), group_size, made, features)
         self._num_in_flight_P = np.zeros(len(ids), np.int64)
         self._open: OrderedDict[str, _Choice] = OrderedDict()
         self._ended: OrderedDict[str, _Choice] = OrderedDict()
@@ -101,6 +103,15 @@ class Curation:
                     )
                 self._apply(outcome)
 
+    @property
+    def rate(self) -> SlidingRate:
+        """The sliding success rate, kept and reported whatever the estimator is."""
+        return self._chooser.rate
+
+    def belief(self) -> Belief:
+        """What is believed of every problem's pass rate now, by index."""
+        return self._chooser.estimator.predict()
+
     def next(self, group_ids: Sequence[str]) -> list[Pick]:
         """One problem for each group. A group that has a pick keeps it, so repeating the question is harmless.
 
@@ -124,23 +135,27 @@ class Curation:
         unknown = [problem_id for problem_id in problem_ids if problem_id not in self._index]
         if unknown:
             raise PoolError(f"{self._pool.path}: {len(unknown)} problems are not in the pool, first: {unknown[0]!r}")
-        return self._pool.take([self._index[problem_id] for problem_id in problem_ids])
+        return self.find(problem_ids)
+
+    def find(self, problem_ids: Sequence[str]) -> list[Problem]:
+        """As `get`, without those that are not there."""
+        return self._pool.take([self._index[each] for each in problem_ids if each in self._index])
 
     def _choose(self, group_ids: list[str]) -> None:
         rng = draw_rng(self._seed, group_ids[0])
-        signal_P = expected_signal(self.rate.rate_P, self._group_size)
         left = list(reversed(group_ids))
         while left and self._requeued:
             index = next(iter(self._requeued))
             del self._requeued[index]
-            self._open[left.pop()] = _Choice(index, 1.0, float(signal_P[index]))
+            self._open[left.pop()] = _Choice(index, 1.0, self._chooser.signal(index))
             self._num_in_flight_P[index] += 1
         while left:
-            q_P = selection_probabilities(signal_P, self._num_in_flight_P > 0, self._exploration, self._sharpness)
+            odds = self._chooser.odds(self._num_in_flight_P, rng)
+            q_C = mixture(odds.parts) * odds.share_drawn_from
             # When all that q allows are drawn, the next round has a q over what is then free.
-            num_drawn = min(len(left), int(np.count_nonzero(q_P)))
-            for index in draw(q_P, num_drawn, rng).tolist():
-                self._open[left.pop()] = _Choice(index, float(q_P[index]), float(signal_P[index]))
+            for place in draw_parts(odds.parts, len(left), rng).tolist():
+                index = int(odds.index_C[place])
+                self._open[left.pop()] = _Choice(index, float(q_C[place]), float(odds.signal_C[place]))
                 self._num_in_flight_P[index] += 1
         self._num_picks += len(group_ids)
 
@@ -178,7 +193,7 @@ class Curation:
         if index is None:
             self._num_unknown += 1
             return
-        self.rate.apply(index, outcome)
+        self._chooser.observe(index, outcome)
         self._num_scored_groups += 1
         if outcome.fate == "no_signal":
             self._causes[no_signal_cause(outcome)] += 1
@@ -234,6 +249,8 @@ class Curation:
             "requeued": len(self._requeued),
             "next_sequence": self._next_sequence,
             "durable_sequence": self.position().durable_sequence,
+            **self._chooser.standing(),
+            "suspects": self.suspects()[:MAX_SUSPECTS_SHOWN],
             "fates": dict(self._fates),
             "scored_groups": self._num_scored_groups,
             "no_signal": causes,
@@ -242,9 +259,24 @@ class Curation:
             "clipped_rewards": self.rate.num_clipped,
         }
 
+    def suspects(self) -> list[str]:
+        """Ids of problems that fail although all that is like them passes: wrong golds or broken verifiers, to review.
+
+        Only the item-response model knows what is alike. See `standing.suspects`.
+        """
+        ids = self._pool.problem_ids
+        return [ids[index] for index in self._chooser.suspects()]
+
     def close(self) -> None:
         """Flush, and let another process write to the pool."""
         try:
             self.flush()
         finally:
             self._pool.close()
+
+
+def _features(pool: Pool, text_numbers: int) -> Features:
+    num_problems = len(pool.problem_ids)
+    blocks = (pool.take(range(i, min(i + _TAKE_ROWS, num_problems))) for i in range(0, num_problems, _TAKE_ROWS))
+    embed = hashed_ngrams if text_numbers else None
+    return features_of(chain.from_iterable(blocks), embed=embed, num_vector=text_numbers)

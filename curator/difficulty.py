@@ -11,6 +11,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from curator.estimators.belief import Point
 from curator.schema import Outcome
 
 COUNTED_FATES = frozenset({"accepted", "no_signal"})
@@ -73,6 +74,8 @@ class SlidingRate:
         """Groups that moved the rate."""
         self.num_scored_P = np.zeros(num_problems, np.int64)
         """Scored rollouts of those groups: the attempts."""
+        self.has_passed_P = np.zeros(num_problems, np.bool_)
+        """Whether any of them earned anything."""
         self.last_step_P = np.full(num_problems, -1, np.int64)
         """Newest policy step of the last such group; -1 where there is none."""
         self.num_clipped = 0
@@ -97,7 +100,19 @@ class SlidingRate:
         self._num_groups_D[domain] += 1
         self.num_groups_P[index] += 1
         self.num_scored_P[index] += num_scored
+        self.has_passed_P[index] |= mean > 0
         self.last_step_P[index] = step
+
+    def observe(self, index: int, num_passed: float, num_scored: int, step: float) -> None:
+        """See Estimator."""
+        self.update(index, num_passed / num_scored, num_scored=num_scored, step=int(step))
+
+    def predict(self, index_P: NDArray[np.int64] | None = None) -> Point:
+        """See Estimator."""
+        if index_P is None:
+            return Point(self.rate_P)
+        own_P, domain_P = self._own_rate_P[index_P], self.domain_rate_D[self._domain_P[index_P]]
+        return Point(np.where(self.num_groups_P[index_P] > 0, own_P, domain_P))
 
     def apply(self, index: int, outcome: Outcome) -> None:
         """Learn from one outcome, one that `counts`, of the problem at `index`."""

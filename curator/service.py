@@ -1,7 +1,7 @@
 """The curator's process: receive a question, answer it from the state, until told to stop.
 
     next      {group_ids}                -> picks     [batch of PICK_SCHEMA]
-    get       {problem_ids}              -> problems  [batch of PROBLEM_SCHEMA]
+    get       {problem_ids}              -> problems  [batch of PROBLEM_SCHEMA], those that the pool has
     report    [batch of OUTCOME_SCHEMA]  -> reported  {next_sequence}
     position                             -> position  {next_sequence, durable_sequence}
     stats                                -> stats     {...}
@@ -115,7 +115,7 @@ class CuratorService:
         return Answer("picks", {}, (batch_to_bytes(picks_to_batch(picks)),))
 
     def _get(self, message: Message) -> Answer:
-        problems = self.curation.get(_ids(message, "problem_ids"))
+        problems = self.curation.find(_ids(message, "problem_ids"))
         return Answer("problems", {}, (batch_to_bytes(problems_to_batch(problems)),))
 
     def _report(self, message: Message) -> Answer:

@@ -80,6 +80,12 @@ class Pool(Section):
 class Curator(Section):
     """Which problem is sampled next."""
 
+    estimator: Literal["sliding_rate", "last_mean", "beta", "item_response"] = "sliding_rate"
+    """How pass rates are predicted: see docs/curation.md. The sliding rate is reported whatever this is."""
+    choice: Literal["signal", "worth"] = "signal"
+    """`signal`: by expected signal; `worth`: by it per expected token, with shares for domains and the unseen."""
+    signal: Literal["mixed", "centered", "scaled"] = "mixed"
+    """Value of a group: its rewards differ; their variance (advantages not scaled); their deviation (scaled ones)."""
     rate_step: float = Field(0.3, gt=0, le=1)
     """Step size a of the sliding success rate p <- (1 - a) p + a mean(rewards)."""
     domain_step: float = Field(0.05, gt=0, le=1)
@@ -90,6 +96,14 @@ class Curator(Section):
     """The other picks are drawn by expected signal to this power; 1 draws by the signal itself."""
     unseen_rate: float = Field(0.5, ge=0, le=1)
     """Success rate assumed of a domain never sampled."""
+    keep: float = Field(0.98, gt=0, le=1)
+    """With `beta`: what a rollout still counts after one learner step, as a share."""
+    text_numbers: int = Field(32, ge=0, le=256)
+    """With `item_response`: numbers by which problems of like texts tell of one another; 0: texts say nothing."""
+    unseen_share: float = Field(0.05, ge=0, le=1)
+    """With `worth`: share of picks drawn uniformly over the problems never sampled."""
+    domain_share: float = Field(0.5, ge=0, le=1)
+    """With `worth`: part of the picks by worth that is divided equally between domains."""
     flush_outcomes: int = Field(512, ge=1)
     """Outcomes kept in memory before they are written to the table; the buffer's journal holds them meanwhile."""
 
@@ -421,6 +435,15 @@ def _complaints(config: Config) -> Iterable[str]:
     yield from _stream_complaints(config)
     yield from _rewards_complaints(config)
     yield from _buffer_complaints(config.buffer)
+    yield from _curator_complaints(config.curator)
+
+
+def _curator_complaints(curator: Curator) -> Iterable[str]:
+    if curator.choice == "worth" and curator.exploration + curator.unseen_share > 1:
+        yield (
+            f"curator.unseen_share = {curator.unseen_share}: with curator.exploration = {curator.exploration} the two "
+            "are more than all picks; their sum is at most 1"
+        )
 
 
 def _buffer_complaints(buffer: Buffer) -> Iterable[str]:

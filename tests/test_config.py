@@ -129,6 +129,7 @@ def test_c52_an_unknown_section_is_refused() -> None:
     ("sections", "reason"),
     [
         ({"sampler": {"group_size": 1}}, "a group needs at least 2"),
+        ({"curator": {"choice": "worth", "exploration": 0.6, "unseen_share": 0.5}}, "their sum is at most 1"),
         ({"stream": {"groups_per_step": 6}, "learner": {"num_minibatches": 4}}, "4 does not divide .* = 6"),
         (
             {"stream": {"groups_per_step": 6}, "learner": {"num_ranks": 4}},
@@ -170,7 +171,7 @@ def test_c52_an_unknown_section_is_refused() -> None:
         ({"sampler": {"top_p": 0.9}}, "smaller support"),
         ({"sampler": {"top_k": 10}}, "smaller support"),
         ({"algo": {"preset": "icepop", "correction_low": 3.0}}, "1 must lie between"),
-        ({"algo": {"cap": 5.0}}, "cap = 5.0 would do nothing: it is read with weight = cispo"),
+        ({"algo": {"preset": "rloo", "cap": 5.0}}, "cap = 5.0 would do nothing: it is read with weight = cispo"),
         ({"algo": {"preset": "dapoo"}}, "did you mean 'dapo'"),
     ],
 )

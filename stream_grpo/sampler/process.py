@@ -33,6 +33,7 @@ from stream_grpo.sampler.rollout import (
     request_of,
     scored_as,
     task_id_of,
+    unknown_problem,
 )
 from stream_grpo.sampler.update import Updater
 from stream_grpo.transport.channels import SamplerChannel
@@ -253,7 +254,9 @@ class SamplerProcess:
             # The ticket may have ended since, or been issued again.
             if self._tickets.get(ticket.group_id) is ticket:
                 del self._tickets[ticket.group_id]
-                if ticket.prefix:
+                if problem is None:
+                    self._refuse(ticket, unknown_problem(ticket.problem_id), "the problem has left the curator's pool")
+                elif ticket.prefix:
                     self._continue_group(ticket, problem)
                 else:
                     self._start_group(ticket, problem)
@@ -263,10 +266,13 @@ class SamplerProcess:
         try:
             requests = make_requests(ticket, self._prompts.token_ids(problem), self._config)
         except PromptRefused as error:
-            self._num_refused += 1
-            self._finish(refused_group(ticket, problem, str(error), self._config, self._clock()))
+            self._refuse(ticket, problem, str(error))
             return
         self._begin(GroupInProgress(ticket, problem, requests, self._clock()))
+
+    def _refuse(self, ticket: Ticket, problem: Problem, reason: str) -> None:
+        self._num_refused += 1
+        self._finish(refused_group(ticket, problem, reason, self._config, self._clock()))
 
     def _continue_group(self, ticket: Ticket, problem: Problem) -> None:
         """Go on with a group that an earlier owner of its ticket has begun."""

@@ -34,14 +34,16 @@ class Questions:
         if begun and self._curator.has_credit:
             self._asked[self._curator.post_get(sorted({ticket.problem_id for ticket in begun}))] = begun
 
-    def answers(self, timeout_s: float = 0.0) -> list[tuple[Ticket, Problem]]:
+    def answers(self, timeout_s: float = 0.0) -> list[tuple[Ticket, Problem | None]]:
         """What was answered, waiting up to `timeout_s` for the first: each answer in the order of its group ids.
+
+        None stands for a problem that has left the pool since an earlier owner of the ticket began with it.
 
         Raises RemoteError where the curator refuses.
         """
         return [pair for answer in self._curator.poll(timeout_s) for pair in self._pairs(answer)]
 
-    def _pairs(self, answer: object) -> Iterator[tuple[Ticket, Problem]]:
+    def _pairs(self, answer: object) -> Iterator[tuple[Ticket, Problem | None]]:
         if isinstance(answer, Refused):
             raise RemoteError(f"curator: {answer.reason}")
         if not isinstance(answer, Picked | Found):
@@ -52,4 +54,4 @@ class Questions:
             yield from ((ticket, picked[ticket.group_id]) for ticket in asked)
         else:
             found = {problem.problem_id: problem for problem in answer.problems}
-            yield from ((ticket, found[ticket.problem_id]) for ticket in asked)
+            yield from ((ticket, found.get(ticket.problem_id)) for ticket in asked)

@@ -272,6 +272,11 @@ class GroupInProgress:
         )
 
 
+def unknown_problem(problem_id: str) -> Problem:
+    """What stands in a refused group for a problem of which nothing but the id is known."""
+    return Problem(problem_id=problem_id, prompt="", answer="", verifier="")
+
+
 def refused_group(ticket: Ticket, problem: Problem, reason: str, config: Config, now_s: float) -> GroupInProgress:
     """A complete group for a problem that cannot be sampled: no tokens, no rewards, and the reason as evidence.
 

@@ -3,6 +3,9 @@
 import itertools
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -328,3 +331,91 @@ def test_rates_fold_the_same_bits_in_one_go_and_over_the_table(tmp_path: Path) -
     curation.report(outcomes)
     curation.close()
     assert state(make_curation(Pool.open(pool.path)))[:4] == state(curation)[:4]
+
+
+@pytest.mark.parametrize("estimator", ["last_mean", "beta", "item_response"])
+@pytest.mark.parametrize("choice", ["signal", "worth"])
+def test_every_estimator_and_choice_learns_and_survives_a_restart(tmp_path: Path, estimator: str, choice: str) -> None:
+    rules: dict[str, Any] = {"estimator": estimator, "choice": choice, "signal": "centered", "group_size": 4}
+    curation = Curation(make_pool(tmp_path / "pool", 30), **rules)
+    for number in range(20):
+        (pick,) = curation.next([f"g{number}"])
+        solves = int(pick.problem.problem_id[1:]) < 15
+        passed = 4 if solves else number % 3
+        outcome = make_outcome(
+            number, pick.problem.problem_id, passed=passed, failed=4 - passed, group_id=pick.group_id,
+            fate="no_signal" if passed in (0, 4) else "accepted",
+        )  # fmt: skip
+        curation.report([outcome])
+    belief = curation.belief()
+    seen = curation.rate.num_groups_P > 0
+    assert belief.mean_P[:15][seen[:15]].mean() > belief.mean_P[15:][seen[15:]].mean() + 0.2
+    curation.flush()
+    curation.close()
+    again = Curation(Pool.open(tmp_path / "pool"), **rules)
+    np.testing.assert_array_equal(again.belief().mean_P, belief.mean_P)
+    assert again.next(["x", "y"]) == curation.next(["x", "y"])
+
+
+def test_odds_of_a_large_pool_count_the_candidates_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("curator.chooser.MAX_CANDIDATES", 10)
+    curation = make_curation(make_pool(tmp_path / "pool", 1000))
+    (pick,) = curation.next(["a"])
+    # All alike: whatever the candidates, each of the 1,000 has the same chance.
+    assert pick.probability == pytest.approx(1 / 1000)
+    assert len(set(ids(curation.next([f"g{i}" for i in range(40)])))) == 40
+
+
+def test_a_problem_that_fails_among_solved_ones_is_listed_for_review(tmp_path: Path) -> None:
+    curation = Curation(make_pool(tmp_path / "pool", 12), group_size=8, estimator="item_response", choice="worth")
+    outcomes = [
+        make_outcome(number, f"p{number % 12:04d}", passed=0 if number % 12 == 7 else 8,
+                     failed=8 if number % 12 == 7 else 0, fate="no_signal")
+        for number in range(36)
+    ]  # fmt: skip
+    curation.report(outcomes)
+    assert curation.suspects() == ["p0007"]
+    assert curation.stats()["suspects"] == ["p0007"]
+
+
+def test_problems_that_left_the_pool_are_named_or_left_out(tmp_path: Path) -> None:
+    curation = make_curation(make_pool(tmp_path / "pool", 3))
+    assert [problem.problem_id for problem in curation.find(["p0002", "gone", "p0000"])] == ["p0002", "p0000"]
+    with pytest.raises(PoolError, match="1 problems are not in the pool, first: 'gone'"):
+        curation.get(["p0002", "gone"])
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from curator.curation import Curation
+from curator.pool import Pool
+from tests.curator.test_curation import run_of_outcomes
+curation = Curation(Pool.open(Path(sys.argv[1])), group_size=4, flush_outcomes=8, estimator="item_response")
+for outcome in run_of_outcomes()[:45]:
+    curation.report([outcome])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def run_of_outcomes() -> list[Outcome]:
+    rng = np.random.default_rng(0)
+    return [
+        make_outcome(number, f"p{rng.integers(9):04d}", passed=passed, failed=4 - passed)
+        for number, passed in enumerate(rng.integers(0, 5, 60).tolist())
+    ]
+
+
+def test_after_kill_9_in_a_run_of_outcomes_the_state_is_that_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = Curation(make_pool(tmp_path / "whole", 9), group_size=4, estimator="item_response")
+    whole.report(run_of_outcomes())
+    make_pool(tmp_path / "pool", 9).close()
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "pool")], check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    again = Curation(Pool.open(tmp_path / "pool"), group_size=4, estimator="item_response")
+    # 45 were taken, five times eight of them are on disk.
+    assert again.position() == (40, 40)
+    again.report(run_of_outcomes()[40:])
+    assert state(again) == state(whole)
+    np.testing.assert_array_equal(again.belief().mean_P, whole.belief().mean_P)
+    np.testing.assert_array_equal(again.belief().quantile_P(0.1), whole.belief().quantile_P(0.1))

@@ -114,3 +114,12 @@ def test_impossible_settings_are_refused(step: float, unseen: float) -> None:
 def test_no_signal_has_a_cause(passed: int, failed: int, unscored: int, truncated: int, cause: NoSignalCause) -> None:
     outcome = make_outcome(0, passed=passed, failed=failed, unscored=unscored, truncated=truncated, fate="no_signal")
     assert no_signal_cause(outcome) is cause
+
+
+def test_the_sliding_rate_is_an_estimator_without_doubt() -> None:
+    state = SlidingRate(np.array([0, 0, 0]), rate_step=0.5, unseen_rate=0.5)
+    state.observe(1, 4, 4, 3.7)
+    np.testing.assert_array_equal(state.predict().mean_P, state.rate_P)
+    np.testing.assert_array_equal(state.predict(np.array([1, 2])).mean_P, state.rate_P[[1, 2]])
+    assert state.last_step_P.tolist() == [-1, 3, -1]
+    assert state.has_passed_P.tolist() == [False, True, False]

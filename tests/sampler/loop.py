@@ -77,6 +77,7 @@ class Outside:
     num_hellos: int = 0
     holds_inserts: bool = False
     holds_picks: bool = False
+    left_pool: frozenset[str] = frozenset()
     plays_buffer: bool = True
     why_not_kept: str = ""
     """Of partials."""
@@ -122,7 +123,8 @@ class Outside:
             while self.holds_picks and not self.stop.is_set():
                 time.sleep(0.001)
             if request.message.kind == "get":
-                found = [self._problem(name.removeprefix("of-")) for name in request.message.fields["problem_ids"]]
+                kept = [name for name in request.message.fields["problem_ids"] if name not in self.left_pool]
+                found = [self._problem(name.removeprefix("of-")) for name in kept]
                 self.curator.reply(request, "problems", body=[batch_to_bytes(problems_to_batch(found))])
             else:
                 # Answered in reverse: the sampler has an order of its own.

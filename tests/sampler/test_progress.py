@@ -188,6 +188,23 @@ def test_a_ticket_with_a_prefix_is_continued_with_its_own_problem(outside: Outsi
     assert (status["num_groups_continued"], status["num_tokens"]) == (1, 2 * (200 - num_begun) + 2 * 200)
 
 
+def test_a_problem_that_has_left_the_pool_ends_its_group_with_the_reason_and_no_other(
+    outside: Outside, tmp_path: Path
+) -> None:
+    prefix = prefix_of(outside, tmp_path)
+    outside.left_pool = frozenset({"of-g0"})
+    outside.blocks = [[replace(ticket("g0", epoch=1), problem_id="of-g0", prefix=encode_group(prefix)), ticket("g1")]]
+    running = Running(outside, tmp_path, FakeEngine(num_slots=8), sampler=LONG)
+    running.until(lambda: len(outside.groups) == 2)
+    groups = {group.group_id: group for group in outside.groups}
+    assert groups["g0"].problem_id == "of-g0"
+    assert groups["g0"].owner_epoch == 1
+    assert {rollout.reward.evidence for rollout in groups["g0"].rollouts} == {"the problem has left the curator's pool"}
+    assert [rollout.reward.reward for rollout in groups["g1"].rollouts] == [1.0, 1.0]
+    assert running.process is not None
+    assert running.process.status()["num_prompts_refused"] == 1
+
+
 def test_a_complete_group_of_other_rewards_is_scored_again_and_nothing_is_sampled(
     outside: Outside, tmp_path: Path
 ) -> None:

@@ -1,0 +1,159 @@
+"""What is believed of the problems of a pool, and with which probability each is drawn next.
+
+Joins an estimator, the expected cost of groups and a rule of choice. A fold over outcomes; numpy alone.
+P: problems; C: candidates of a draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from curator.clock import PolicyClock
+from curator.cost import ExpectedTokens
+from curator.difficulty import SlidingRate
+from curator.estimators.estimator import Estimator
+from curator.estimators.features import Features
+from curator.estimators.item_response import ItemResponse
+from curator.estimators.memory import DiscountedBeta, LastMean
+from curator.estimators.value import VALUES, mixed_K
+from curator.schema import Outcome
+from curator.selection import Part, Shares, candidates, selection_parts, shared_parts
+from curator.standing import retired, suspects
+
+EstimatorName = Literal["sliding_rate", "last_mean", "beta", "item_response"]
+ChoiceName = Literal["signal", "worth"]
+SignalName = Literal["mixed", "centered", "scaled"]
+
+MAX_CANDIDATES = 1 << 13
+"""Of a larger pool each draw looks at a random part of this size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How problems are estimated and chosen; the fields are those of `[curator]` in a run's configuration."""
+
+    estimator: EstimatorName = "sliding_rate"
+    choice: ChoiceName = "signal"
+    signal: SignalName = "mixed"
+    rate_step: float = 0.3
+    domain_step: float = 0.05
+    unseen_rate: float = 0.5
+    keep: float = 0.98
+    exploration: float = 0.05
+    sharpness: float = 4.0
+    unseen_share: float = 0.05
+    domain_share: float = 0.5
+
+
+class Odds(NamedTuple):
+    """Probabilities of the next draw."""
+
+    index_C: NDArray[np.int64]
+    parts: list[Part]
+    """Over the candidates; their mixture is the probability of a draw."""
+    signal_C: NDArray[np.float64]
+    """Predicted probability that the rewards of a group differ."""
+    share_drawn_from: float
+    """Candidates by problems: q times this is the probability of a draw that has yet to find its candidates."""
+
+
+class Chooser:
+    """Learns from groups, and says which problem is worth the next one."""
+
+    def __init__(
+        self,
+        domain_P: NDArray[np.int64],
+        group_size: int,
+        rules: Rules = Rules(),
+        features: Features | None = None,
+    ) -> None:
+        """`domain_P`: each problem's domain as a number from 0; `features` are for the item-response model alone.
+
+        Raises ValueError for rules that cannot be.
+        """
+        self._domain_P, self._rules = domain_P, rules
+        self._mixed_K, self._value_K = mixed_K(group_size), VALUES[rules.signal](group_size)
+        self.rate = SlidingRate(
+            domain_P,
+            rate_step=rules.rate_step,
+            domain_step=rules.domain_step,
+            unseen_rate=rules.unseen_rate,
+        )
+        """Reported whatever the estimator is."""
+        self.estimator = _make_estimator(rules, self.rate, features)
+        self._tokens = ExpectedTokens(domain_P)
+        self._clock = PolicyClock()
+        self._shares = _shares(rules) if rules.choice == "worth" else Shares()
+
+    def observe(self, index: int, outcome: Outcome) -> None:
+        """Learn from one outcome, one that `counts`, of the problem at `index`."""
+        self.rate.apply(index, outcome)
+        num_scored = outcome.num_passed + outcome.num_failed
+        self._tokens.observe(index, outcome.num_tokens)
+        if self.estimator is not self.rate:
+            time = self._clock.time(outcome.branch, outcome.mean_step)
+            passed = min(1.0, max(0.0, outcome.mean_reward)) * num_scored
+            self.estimator.observe(index, passed, num_scored, time)
+
+    def odds(self, num_in_flight_P: NDArray[np.int64], rng: np.random.Generator) -> Odds:
+        """Probabilities of the next draw over its candidates. `rng` picks these where the pool is large."""
+        rules = self._rules
+        index_C = candidates(len(num_in_flight_P), MAX_CANDIDATES, rng)
+        belief = self.estimator.predict(index_C)
+        signal_C = belief.group_value_P(self._mixed_K)
+        value_C = signal_C if rules.signal == "mixed" else belief.group_value_P(self._value_K)
+        share = len(index_C) / len(num_in_flight_P)
+        in_flight_C = num_in_flight_P[index_C] > 0
+        if rules.choice == "signal":
+            parts = selection_parts(value_C, in_flight_C, rules.exploration, rules.sharpness)
+            return Odds(index_C, parts, signal_C, share)
+        num_groups_C = self.rate.num_groups_P[index_C]
+        solved_C, hopeless_C = retired(belief, num_groups_C)
+        worth_C = np.where(solved_C | hopeless_C, 0.0, value_C / self._tokens.predict(index_C))
+        domain_C = self._domain_P[index_C]
+        parts = shared_parts(worth_C, in_flight_C, num_groups_C == 0, domain_C, self._shares)
+        return Odds(index_C, parts, signal_C, share)
+
+    def signal(self, index: int) -> float:
+        """Predicted probability that the rewards of the next group of a problem differ."""
+        return float(self.estimator.predict(np.array([index])).group_value_P(self._mixed_K)[0])
+
+    def standing(self) -> dict[str, int]:
+        """Retired problems by cause."""
+        rate = self.rate
+        index = np.flatnonzero(rate.num_groups_P >= 2)
+        solved, hopeless = retired(self.estimator.predict(index), rate.num_groups_P[index])
+        return {"retired_solved": int(solved.sum()), "retired_hopeless": int(hopeless.sum())}
+
+    def suspects(self) -> list[int]:
+        """Indices of problems that fail although all that is like them passes; none without a model of the likeness."""
+        if not isinstance(self.estimator, ItemResponse):
+            return []
+        rate = self.rate
+        index = np.flatnonzero((rate.num_groups_P >= 2) & ~rate.has_passed_P)
+        others = self.estimator.predict_from_others(index)
+        flags = suspects(others, rate.has_passed_P[index], rate.num_scored_P[index], rate.num_groups_P[index])
+        return [int(each) for each in index[flags]]
+
+
+def _make_estimator(rules: Rules, rate: SlidingRate, features: Features | None) -> Estimator:
+    num_problems = len(rate.num_groups_P)
+    if rules.estimator == "last_mean":
+        return LastMean(num_problems, unseen_rate=rules.unseen_rate)
+    if rules.estimator == "beta":
+        return DiscountedBeta(num_problems, keep=rules.keep)
+    if rules.estimator == "item_response":
+        if features is None:
+            raise ValueError("estimator = item_response: needs the features of the problems")
+        return ItemResponse(features)
+    return rate
+
+
+def _shares(rules: Rules) -> Shares:
+    return Shares(
+        sharpness=rules.sharpness, floor=rules.exploration, unseen=rules.unseen_share, domain=rules.domain_share
+    )

@@ -1,0 +1,150 @@
+"""What is known of a problem before it is sampled, as numbers for the item-response model.
+
+Pure numpy. P: problems; X: numbers of a problem.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from curator.embedding import Embed
+from curator.schema import OFFLINE_PASS_RATE, Problem
+
+MAX_DOMAINS = 64
+"""Domains with a difficulty of their own; the problems of the others share the last one."""
+OFFLINE_ROLLOUTS = 8.0
+"""Rollouts that an offline pass rate is taken to rest on: it keeps 0 and 1 finite."""
+_BLOCK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Domains and numbers of all problems of a pool, by index."""
+
+    domain_P: NDArray[np.int64]
+    """Each problem's domain, from 0."""
+    number_PX: NDArray[np.float32]
+    """Each problem's numbers, centred, of size about 1; may have no columns."""
+    is_vector_X: NDArray[np.bool_]
+    """Which numbers belong to the text's vector: their weights are many, and move little."""
+
+    @property
+    def num_domains(self) -> int:
+        """Domains that are told apart."""
+        return int(self.domain_P.max(initial=0)) + 1
+
+
+def make_features(
+    domains: Sequence[str],
+    *,
+    num_characters_P: ArrayLike | None = None,
+    offline_rate_PA: ArrayLike | None = None,
+    vector_PV: NDArray[np.float32] | None = None,
+) -> Features:
+    """Features from columns: domains by name, lengths of prompts, offline pass rates, vectors as `fourier` makes them.
+
+    A column of offline rates (one of A models) becomes the logit of (n rate + 1) / (n + 2), n = OFFLINE_ROLLOUTS, less
+    its mean, 0 where it is missing (NaN); and, where some are missing, a second one that says so.
+
+    Raises ValueError for columns of other lengths, and rates outside [0, 1].
+    """
+    columns: list[NDArray[np.float64]] = []
+    if num_characters_P is not None:
+        columns.append(_standard(np.log1p(np.asarray(num_characters_P, np.float64))))
+    if offline_rate_PA is not None:
+        columns.extend(_offline_columns(np.asarray(offline_rate_PA, np.float64).reshape(len(domains), -1)))
+    vectors = np.zeros((len(domains), 0), np.float32) if vector_PV is None else vector_PV
+    if {len(vectors), *map(len, columns)} != {len(domains)}:
+        raise ValueError(f"features: expected columns of {len(domains)} problems")
+    numbers = np.concatenate([*(column[:, None].astype(np.float32) for column in columns), vectors], axis=1)
+    is_vector_X = np.arange(numbers.shape[1]) >= len(columns)
+    return Features(_domain_numbers(domains), numbers, is_vector_X)
+
+
+def features_of(problems: Iterable[Problem], *, embed: Embed | None = None, num_vector: int = 0) -> Features:
+    """Features of problems as a pool has them, read a part at a time.
+
+    Domain, length, the offline pass rate where any has one, and, with `embed`, `num_vector` numbers of the vector of
+    the prompt's text.
+    """
+    domains: list[str] = []
+    lengths, rates, vectors = [], [], [np.zeros((0, num_vector), np.float32)]
+    for block in _blocks(problems):
+        texts = [_text(problem) for problem in block]
+        domains += [problem.domain for problem in block]
+        lengths += [len(text) for text in texts]
+        rates += [_offline_rate(problem) for problem in block]
+        if embed is not None and num_vector:
+            vectors.append(fourier(embed(texts), num_vector))
+    offline = np.array(rates, np.float64)
+    return make_features(
+        domains,
+        num_characters_P=np.array(lengths, np.float64),
+        offline_rate_PA=offline if np.any(~np.isnan(offline)) else None,
+        vector_PV=np.concatenate(vectors) if embed is not None and num_vector else None,
+    )
+
+
+def fourier(vector_PV: NDArray[np.float32], num: int, *, seed: int = 0, width: float = 0.7) -> NDArray[np.float32]:
+    """Random Fourier features [P, num] of vectors [P, V] of length 1: sqrt(2 / num) cos(W v + b).
+
+    Their inner product is about exp(-|v - v'|^2 / (2 width^2)): a linear model of them expects of a problem what its
+    near neighbours showed. Rahimi and Recht, "Random features for large-scale kernel machines", 2007.
+    """
+    rng = np.random.default_rng(seed)
+    weights = (rng.standard_normal((vector_PV.shape[1], num)) / width).astype(np.float32)
+    phases = (rng.random(num) * 2 * np.pi).astype(np.float32)
+    return np.asarray(np.sqrt(2.0 / num) * np.cos(vector_PV @ weights + phases), np.float32)
+
+
+def _domain_numbers(domains: Sequence[str]) -> NDArray[np.int64]:
+    # The most frequent first, equal ones by name: the same numbers in every process.
+    ranked = sorted(Counter(domains).items(), key=lambda item: (-item[1], item[0]))
+    number = {name: min(i, MAX_DOMAINS - 1) for i, (name, _) in enumerate(ranked)}
+    return np.array([number[domain] for domain in domains], np.int64)
+
+
+def _offline_columns(rate_PA: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
+    for rate_P in rate_PA.T:
+        is_known_P = ~np.isnan(rate_P)
+        known = rate_P[is_known_P]
+        if not np.all((known >= 0) & (known <= 1)):
+            raise ValueError("offline pass rate: expected within [0, 1], or NaN where there is none")
+        shrunk = (OFFLINE_ROLLOUTS * known + 1.0) / (OFFLINE_ROLLOUTS + 2.0)
+        logit_P = np.zeros(len(rate_P))
+        logit_P[is_known_P] = _standard(np.log(shrunk / (1.0 - shrunk)))
+        yield logit_P
+        if not is_known_P.all():
+            yield _standard(is_known_P.astype(np.float64))
+
+
+def _standard(column: NDArray[np.float64]) -> NDArray[np.float64]:
+    """With mean 0 and, unless all are equal, deviation 1."""
+    centred = column - (column.mean() if column.size else 0.0)
+    deviation = float(centred.std()) if column.size else 0.0
+    return centred / deviation if deviation > 1e-9 else np.zeros_like(centred)
+
+
+def _text(problem: Problem) -> str:
+    if isinstance(problem.prompt, str):
+        return problem.prompt
+    return "\n".join(str(message.get("content", "")) for message in problem.prompt)
+
+
+def _offline_rate(problem: Problem) -> float:
+    rate = problem.extra.get(OFFLINE_PASS_RATE)
+    if isinstance(rate, int | float) and not isinstance(rate, bool) and 0 <= rate <= 1:
+        return float(rate)
+    return float("nan")
+
+
+def _blocks(problems: Iterable[Problem]) -> Iterator[list[Problem]]:
+    remaining = iter(problems)
+    while block := list(islice(remaining, _BLOCK)):
+        yield block

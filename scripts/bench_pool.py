@@ -1,0 +1,122 @@
+"""What the curator costs on a large pool: picks, outcomes, memory and the start from disk, for each estimator.
+
+pick     `next` of 64 groups, told their outcomes before the next: median and 99th percentile. Goal: p99 under 20 ms.
+report   Outcomes taken in a second, written to the pool's table in batches of 512. Goal: 10,000.
+memory   What the curator's state adds to the process once the pool is loaded, over the problems. Goal: 300 bytes.
+start    Pool and state from disk, with the outcomes so far. Goal: under 10 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from curator.curation import Curation
+from curator.pool import Pool
+from curator.schema import Outcome, Problem
+
+GROUP_SIZE, BATCH, NUM_DOMAINS = 8, 64, 32
+TEMPLATE = Outcome(
+    sequence=0, group_id="", problem_id="", domain="", num_passed=4, num_failed=4, num_unscored=0, mean_reward=0.5,
+    reward_spread=1.0, num_truncated=0, branch=0, min_step=0, max_step=0, mean_step=0.0, num_tokens=800, seconds=1.0,
+    fate="accepted",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", type=int, default=1_000_000)
+    parser.add_argument("--picks", type=int, default=300, help="questions of 64 groups")
+    parser.add_argument("--outcomes", type=int, default=50_000)
+    parser.add_argument("--estimators", nargs="+", default=["sliding_rate", "item_response"])
+    parser.add_argument("--text-numbers", type=int, default=0, help="as curator.text_numbers")
+    parser.add_argument("--json", action="store_true", help="a last line with all figures")
+    options = parser.parse_args()
+    figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "pool"
+        start = time.perf_counter()
+        Pool.create(path, make_problems(options.problems)).close()
+        print(f"a pool of {options.problems} problems, written in {time.perf_counter() - start:.1f} s")
+        for name in options.estimators:
+            figures[name] = measure(path, name, options)
+            print(name, json.dumps(figures[name]), flush=True)
+    if options.json:
+        print(json.dumps(figures))
+
+
+def make_problems(num: int) -> Iterator[Problem]:
+    """Sums, in domains by the length of their numbers and the like."""
+    for i in range(num):
+        yield Problem(
+            problem_id=f"sum-{i:07d}", prompt=f"{i}+{i // 7}=", answer=str(i + i // 7), verifier="exact",
+            domain=f"d{i % NUM_DOMAINS}",
+        )  # fmt: skip
+
+
+def measure(path: Path, estimator: str, options: argparse.Namespace) -> dict[str, float]:
+    """All figures of one estimator; what it is told stays in the pool."""
+    rules: dict[str, Any] = {"estimator": estimator, "choice": "worth", "text_numbers": options.text_numbers}
+    start = time.perf_counter()
+    pool = Pool.open(path)
+    num_before = pool.last_sequence() + 1
+    _ = pool.problem_ids, pool.domains
+    loaded_s, loaded = time.perf_counter() - start, resident_bytes()
+    curation = Curation(pool, group_size=GROUP_SIZE, **rules)
+    start_s = time.perf_counter() - start
+    gc.collect()
+    state_bytes = (resident_bytes() - loaded) / options.problems
+    rng = np.random.default_rng(0)
+    pick_ms, sequence = [], curation.position().next_sequence
+    for turn in range(options.picks):
+        begun = time.perf_counter()
+        picks = curation.next([f"{estimator}-{turn}-{i}" for i in range(BATCH)])
+        pick_ms.append(1000 * (time.perf_counter() - begun))
+        told = [outcome(sequence + i, pick.group_id, pick.problem.problem_id, rng) for i, pick in enumerate(picks)]
+        sequence = curation.report(told)
+    indices = rng.integers(0, options.problems, options.outcomes)
+    told = [outcome(sequence + i, f"{estimator}-o{i}", f"sum-{index:07d}", rng) for i, index in enumerate(indices)]
+    begun = time.perf_counter()
+    for first in range(0, len(told), BATCH):
+        curation.report(told[first : first + BATCH])
+    report_s = time.perf_counter() - begun
+    curation.close()
+    return {
+        "pick_ms_median": round(float(np.median(pick_ms)), 2),
+        "pick_ms_p99": round(float(np.quantile(pick_ms, 0.99)), 2),
+        "outcomes_per_s": round(len(told) / report_s),
+        "state_bytes_per_problem": round(state_bytes, 1),
+        "pool_s": round(loaded_s, 2),
+        "start_s": round(start_s, 2),
+        "outcomes_at_start": num_before,
+    }
+
+
+def outcome(sequence: int, group_id: str, problem_id: str, rng: np.random.Generator) -> Outcome:
+    """A group of 8 with some passes, of a policy that moves one step in 64 groups."""
+    passed = int(rng.integers(0, GROUP_SIZE + 1))
+    return replace(
+        TEMPLATE, sequence=sequence, group_id=group_id, problem_id=problem_id, num_passed=passed,
+        num_failed=GROUP_SIZE - passed, mean_reward=passed / GROUP_SIZE, mean_step=sequence / BATCH,
+        max_step=sequence // BATCH,
+    )  # fmt: skip
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process, by the kernel."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main()
