@@ -22,7 +22,7 @@ from stream_grpo.planner.world import Rollouts, Settings, World
 
 EXACT = 200
 """Samplers that are each followed alone."""
-NUM_COHORTS = 8
+NUM_COHORTS = 40
 """Cohorts of more samplers than that."""
 
 STRIDES = 200
