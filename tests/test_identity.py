@@ -110,7 +110,7 @@ def test_seeds_places_and_lengths_leave_the_hash_as_it_is(sections: dict[str, An
         ({"stream": {"max_policy_age": 2}}, "stream.max_policy_age"),
         ({"learner": {"num_epochs": 2}}, "learner.num_epochs"),
         ({"algo": {"shuffle_rewards": True}}, "algo.shuffle_rewards"),
-        ({"algo": {"clip_high": 0.3}}, "algo.clip_high"),
+        ({"algo": {"mask_binary_kl": 0.1}}, "algo.mask_binary_kl"),
         ({"model": {"path": "m", "dtype": "bfloat16"}}, "model.dtype"),
         ({"curator": {"exploration": 0.5}}, "curator.exploration"),
         ({"rewards": {"time_limit_s": 5.0}}, "rewards.time_limit_s"),

@@ -22,6 +22,9 @@ ROOT = Path(__file__).parents[1]
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """A process that somebody else's life may depend on."""
     process = subprocess.Popen(["sleep", "60"])
+    # Its start is over a moment before the system knows it by its arguments.
+    while b"sleep" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+        time.sleep(0.001)
     yield process
     process.kill()
     process.wait()

@@ -113,13 +113,13 @@ def test_a_resume_with_another_identity_adds_one_and_keeps_those_before(tmp_path
     begun = resume("run.num_steps=7")  # how long it goes on is no part of it
     assert len(begun) == 1
     (config.run_dir / "checkpoints" / "checkpoint-0.40").mkdir(parents=True)
-    changed = resume("algo.clip_high=0.5")
+    changed = resume("algo.mask_binary_kl=0.5")
     assert changed[:-1] == begun
     assert changed[-1]["from_step"] == 40
-    assert changed[-1]["identity"]["algo"]["clip_high"] == 0.5
+    assert changed[-1]["identity"]["algo"]["mask_binary_kl"] == 0.5
     assert resume() == changed
     # Back to what it was is a change too.
-    assert [item["sha256"] for item in resume(f"algo.clip_high={begun[0]['identity']['algo']['clip_high']}")] == [
+    assert [item["sha256"] for item in resume(f"algo.mask_binary_kl={begun[0]['identity']['algo']['mask_binary_kl']}")] == [
         *(item["sha256"] for item in changed),
         begun[0]["sha256"],
     ]
