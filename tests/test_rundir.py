@@ -119,7 +119,9 @@ def test_a_resume_with_another_identity_adds_one_and_keeps_those_before(tmp_path
     assert changed[-1]["identity"]["algo"]["mask_binary_kl"] == 0.5
     assert resume() == changed
     # Back to what it was is a change too.
-    assert [item["sha256"] for item in resume(f"algo.mask_binary_kl={begun[0]['identity']['algo']['mask_binary_kl']}")] == [
+    assert [
+        item["sha256"] for item in resume(f"algo.mask_binary_kl={begun[0]['identity']['algo']['mask_binary_kl']}")
+    ] == [
         *(item["sha256"] for item in changed),
         begun[0]["sha256"],
     ]
