@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kills.audit import read_log
+from kills.audit import IN_FLIGHT, read_log
 from stream_grpo import failpoints
 
 CONFIG = Path(__file__).parents[2] / "configs" / "arithmetic-cpu.toml"
@@ -88,8 +88,8 @@ class RealTarget:
 
     def note(self) -> None:
         """Groups that the log names are durable: they must be there ever after."""
-        rows = read_log(self.run_dir / "journal")
-        self._witness.write_text("".join(f"{row['group_id']}\n" for row in rows if row["length"]))
+        durable = [row for row in read_log(self.run_dir / "journal") if row["length"] and row["kind"] not in IN_FLIGHT]
+        self._witness.write_text("".join(f"{row['group_id']}\n" for row in durable))
 
     def witnesses(self) -> list[Path]:
         """Files of the groups that must be in the journal."""
