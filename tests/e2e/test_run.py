@@ -189,11 +189,12 @@ def test_it_goes_on_after_ctrl_c_and_survives_the_death_of_its_sampler(
 
 
 def _process_of(run_dir: Path, part: str) -> psutil.Process:
-    """The process whose log is that of a part."""
+    """The process whose log is that of a part. Its reward workers write there too: they are children of it."""
     log = str(run_dir / "logs" / f"{part}.log")
-    found = [process for process in psutil.process_iter() if log in _open_files(process)]
-    assert found, f"no process writes {log}"
-    return max(found, key=lambda process: process.create_time())
+    found = {process.pid: process for process in psutil.process_iter() if log in _open_files(process)}
+    parts = [process for process in found.values() if process.ppid() not in found]
+    assert parts, f"no process writes {log}"
+    return max(parts, key=lambda process: process.create_time())
 
 
 def _open_files(process: psutil.Process) -> list[Any]:
