@@ -43,8 +43,8 @@ class Progress:
         # At age 0 a block that was interrupted is sampled anew by its seeds, so that it stays the same block.
         self._interval_s = stream.partial_interval_s if stream.max_policy_age > 0 else 0.0
         self._next_heartbeat_at = 0.0
-        # When the next partial of a group is due, the soonest first. Each group has its own time: one that ends within
-        # the interval never costs a partial, and none ever loses more than an interval.
+        # When the next partial of a group is due, the soonest first. Each group has its own time, so that one that ends
+        # within the interval costs none.
         self._due_at: dict[str, float] = {}
         # Sampled tokens of each group when it was last looked at and when it was last handed over.
         self._seen: dict[str, int] = {}
