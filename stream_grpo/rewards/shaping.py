@@ -19,10 +19,11 @@ PREFIX = "shaping."
 
 def shaped_group(group: RolloutGroup, shaping: Shaping, *, max_new_tokens: int) -> RolloutGroup:
     """The group with its rewards shaped by the step of its ticket. Raises ValueError where that has been done."""
-    rollouts = [
-        replace(rollout, reward=shaped(rollout, shaping, step=group.ticket_step, max_new_tokens=max_new_tokens))
-        for rollout in group.rollouts
-    ]
+    step = group.ticket_step
+    results = [shaped(rollout, shaping, step=step, max_new_tokens=max_new_tokens) for rollout in group.rollouts]
+    if all(result is rollout.reward for result, rollout in zip(results, group.rollouts, strict=True)):
+        return group
+    rollouts = (replace(r, reward=result) for r, result in zip(group.rollouts, results, strict=True))
     return replace(group, rollouts=tuple(rollouts))
 
 
@@ -40,9 +41,9 @@ def shaped(rollout: Rollout, shaping: Shaping, *, step: int, max_new_tokens: int
     if shaping.truncated == "leave_out" and rollout.end_reason is EndReason.LENGTH:
         evidence = f"left out, cut at {max_new_tokens} tokens; the verifier said {result.decision}: {result.evidence}"
         return replace(result, decision=Decision.UNKNOWN, reward=None, evidence=evidence)
-    terms = _terms(rollout.token_ids[rollout.loss_mask].tolist(), shaping, step=step, max_new_tokens=max_new_tokens)
-    if not terms:
+    if not _has_terms(shaping, step):
         return result
+    terms = _terms(rollout.token_ids[rollout.loss_mask].tolist(), shaping, step=step, max_new_tokens=max_new_tokens)
     components = {**result.components, **{PREFIX + name: value for name, value in terms.items()}}
     return replace(result, reward=result.reward + sum(terms.values()), components=components)
 
@@ -85,6 +86,12 @@ def type_token_ratio(token_ids: Sequence[int], *, window: int) -> float:
         counts[enters] += 1
         total += len(counts)
     return total / (size * (len(token_ids) - size + 1))
+
+
+def _has_terms(shaping: Shaping, step: int) -> bool:
+    repeats = shaping.repetition_weight and step >= shaping.repetition_from_step
+    is_poor = shaping.type_token_weight and step >= shaping.type_token_from_step
+    return bool(shaping.overlong_tokens is not None or repeats or is_poor)
 
 
 def _terms(token_ids: Sequence[int], shaping: Shaping, *, step: int, max_new_tokens: int) -> dict[str, float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class Prompts:
         if config.model.prompt_format == "chat" and not getattr(tokenizer, "chat_template", None):
             raise ValueError("model.prompt_format = 'chat': the tokenizer has no chat template")
         self._tokenizer, self._config = tokenizer, config
+        self._decode = _decoder(tokenizer)
         begin = tokenizer.bos_token_id
         self._begin_ids: list[int] = [] if begin is None else [begin]
         self._adds_begin = bool(self._begin_ids) and tokenizer("").input_ids[:1] == self._begin_ids
@@ -54,10 +56,7 @@ class Prompts:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response, without special tokens."""
-        text: str = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
+        return self._decode(token_ids)
 
     def _text(self, problem: Problem) -> str:
         if self._config.model.prompt_format == "text":
@@ -89,6 +88,18 @@ def load_tokenizer(model_dir: Path) -> Any:
     from transformers import AutoTokenizer  # takes seconds, which a caller with a tokenizer of its own saves
 
     return AutoTokenizer.from_pretrained(model_dir)
+
+
+def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Ids to text without special tokens, as `tokenizer.decode` has it without clean-up.
+
+    What stands between that call and the library that decodes takes twice as long as decoding a short response.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if isinstance(tokenizer, PreTrainedTokenizerFast) and type(tokenizer)._decode is PreTrainedTokenizerFast._decode:
+        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
+    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def end_token_ids(model_dir: Path, tokenizer: Any) -> frozenset[int]:

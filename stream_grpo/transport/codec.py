@@ -78,7 +78,7 @@ def group_to_batch(group: RolloutGroup) -> pa.RecordBatch:
     """A group as one record batch of GROUP_SCHEMA."""
     rollouts = group.rollouts
     columns: dict[str, Any] = {name: [getattr(group, name)] * len(rollouts) for name in _PER_GROUP}
-    columns |= {name: _lists([getattr(r, name) for r in rollouts], dtype) for name, dtype in _PER_TOKEN.items()}
+    columns |= _per_token(rollouts)
     for name in ("num_prompt_tokens", "seed", "mixed_context_from", "environment_snapshot"):
         columns[name] = [getattr(r, name) for r in rollouts]
     columns["end_reason"] = [r.end_reason.value for r in rollouts]
@@ -96,11 +96,22 @@ def _array(values: Any, of_type: pa.DataType) -> pa.Array:
     return values if isinstance(values, pa.Array) else pa.array(values, type=of_type)
 
 
-def _lists(arrays: Sequence[NDArray[Any]], dtype: Any) -> pa.Array:
-    offsets = np.zeros(len(arrays) + 1, np.int32)
-    np.cumsum([len(a) for a in arrays], out=offsets[1:])
-    values = np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+def _per_token(rollouts: Sequence[Rollout]) -> dict[str, pa.Array]:
+    """The columns with one value a token; as they are all of one length, they share their offsets.
+
+    Raises ValueError for a rollout whose arrays differ in length.
+    """
+    lengths = [len(r.token_ids) for r in rollouts]
+    ends = np.zeros(len(rollouts) + 1, np.int32)
+    np.cumsum(lengths, out=ends[1:])
+    offsets, columns = pa.array(ends), dict[str, pa.Array]()
+    for name, dtype in _PER_TOKEN.items():
+        arrays = [getattr(r, name) for r in rollouts]
+        if (found := [len(array) for array in arrays]) != lengths:
+            raise ValueError(f"{name}: lengths {found} differ from those of token_ids, {lengths}")
+        values = np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)
+        columns[name] = pa.ListArray.from_arrays(offsets, pa.array(values))
+    return columns
 
 
 def encode_group(group: RolloutGroup) -> bytes:
