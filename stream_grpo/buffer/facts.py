@@ -101,8 +101,9 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
         return batch.column(name)[0].as_py()
 
     tokens = Tokens(**{name: _per_token(batch, name) for name in _READ})
-    rollouts = _rollouts(batch, tokens)
-    sampled = [int(np.count_nonzero(rollout.tokens.loss_mask)) for rollout in rollouts]
+    rollouts = _rollouts(batch)
+    sampled = [int(np.count_nonzero(tokens.loss_mask[rollout.start : rollout.end])) for rollout in rollouts]
+    versions = _versions(tokens, rollouts)
     num_tokens = sum(sampled)
     rewards, decisions = batch.column("reward").to_pylist(), batch.column("decision").to_pylist()
     end_reasons = batch.column("end_reason").to_pylist()
@@ -120,30 +121,34 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
         sampler_id=first("sampler_id"),
         config_hash=first("config_hash"),
         rewards=tuple(reward for reward, is_valid in zip(rewards, valid, strict=True) if is_valid),
-        rollouts=tuple(RolloutFacts(sampled[r.number], _versions(r.tokens)) for r in compress(rollouts, valid)),
+        rollouts=tuple(compress(map(RolloutFacts, sampled, versions), valid)),
         num_rollouts=batch.num_rows,
         num_passed=num_passed,
         num_failed=num_failed,
         num_unscored=batch.num_rows - num_passed - num_failed,
         num_truncated=end_reasons.count(EndReason.LENGTH.value),
         num_unfinished=end_reasons.count(EndReason.PARTIAL.value),
-        versions=_versions(tokens),
+        versions=frozenset().union(*versions),
         mean_step=int(tokens.version_step.sum(where=tokens.loss_mask)) / num_tokens if num_tokens else -1.0,
         num_tokens=num_tokens,
         seconds=first("finished_at_s") - first("dispatched_at_s"),
         num_valid_tokens=sum(count for count, is_valid in zip(sampled, valid, strict=True) if is_valid),
-        mixed_context_tokens=_mixed_context_tokens(batch, rollouts),
+        mixed_context_tokens=_mixed_context_tokens(batch, tokens, rollouts),
         fault=fault_of(tokens, compress(rollouts, valid), vocab_size),
         step_spread=_step_spread(batch, valid),
     )
 
 
-def _versions(tokens: Tokens) -> frozenset[PolicyVersion]:
-    """The versions that sampled any token, looked at where they begin: they change seldom."""
-    branches, steps = tokens.version_branch[tokens.loss_mask], tokens.version_step[tokens.loss_mask]
-    begins = np.ones(len(steps), np.bool_)
-    begins[1:] = (steps[1:] != steps[:-1]) | (branches[1:] != branches[:-1])
-    return frozenset(map(PolicyVersion, branches[begins].tolist(), steps[begins].tolist()))
+def _versions(tokens: Tokens, rollouts: Sequence[Rollout]) -> list[frozenset[PolicyVersion]]:
+    """The versions that sampled any token of each rollout, looked at where runs of tokens begin: they are few."""
+    mask, branch, step = tokens.loss_mask, tokens.version_branch, tokens.version_step
+    changes = (mask[1:] != mask[:-1]) | (branch[1:] != branch[:-1]) | (step[1:] != step[:-1])
+    starts = [rollout.start for rollout in rollouts if rollout.end > rollout.start]
+    begins = np.union1d(np.flatnonzero(changes) + 1, np.asarray(starts, np.intp))
+    begins = begins[mask[begins]]
+    found = list(map(PolicyVersion, branch[begins].tolist(), step[begins].tolist()))
+    bounds = np.searchsorted(begins, [0, *(rollout.end for rollout in rollouts)]).tolist()
+    return [frozenset(found[start:end]) for start, end in pairwise(bounds)]
 
 
 def _step_spread(batch: pa.RecordBatch, valid: Sequence[bool]) -> float:
@@ -162,16 +167,13 @@ def _per_token(batch: pa.RecordBatch, name: str) -> NDArray[Any]:
     return values
 
 
-def _rollouts(batch: pa.RecordBatch, tokens: Tokens) -> list[Rollout]:
+def _rollouts(batch: pa.RecordBatch) -> list[Rollout]:
     num_prompt = batch.column("num_prompt_tokens").to_pylist()
-    ends = accumulate(batch.column("token_ids").value_lengths().to_pylist(), initial=0)
-    return [
-        Rollout(number, num_prompt[number], Tokens(**{name: getattr(tokens, name)[start:end] for name in _READ}))
-        for number, (start, end) in enumerate(pairwise(ends))
-    ]
+    spans = pairwise(accumulate(batch.column("token_ids").value_lengths().to_pylist(), initial=0))
+    return [Rollout(number, num_prompt[number], *span) for number, span in enumerate(spans)]
 
 
-def _mixed_context_tokens(batch: pa.RecordBatch, rollouts: Sequence[Rollout]) -> int:
+def _mixed_context_tokens(batch: pa.RecordBatch, tokens: Tokens, rollouts: Sequence[Rollout]) -> int:
     begins = batch.column("mixed_context_from").to_pylist()
     marked = ((rollout, begin) for rollout, begin in zip(rollouts, begins, strict=True) if begin is not None)
-    return sum(int(np.count_nonzero(rollout.tokens.loss_mask[max(begin, 0) :])) for rollout, begin in marked)
+    return sum(int(np.count_nonzero(tokens.loss_mask[r.start + max(begin, 0) : r.end])) for r, begin in marked)

@@ -6,7 +6,8 @@ A rollout that is not valid enters no gradient and is not looked at.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,15 +32,20 @@ class Tokens:
     version_step: NDArray[np.int32]
     """[T]"""
 
+    def of(self, rollout: Rollout) -> Tokens:
+        """Those of one rollout of the group."""
+        part = slice(rollout.start, rollout.end)
+        return Tokens(**{field.name: getattr(self, field.name)[part] for field in fields(self)})
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """One of the rollouts of a group."""
+
+class Rollout(NamedTuple):
+    """One of the rollouts of a group, and where its tokens lie among those of all."""
 
     number: int
     """In the group."""
     num_prompt: int
-    tokens: Tokens
+    start: int
+    end: int
 
 
 def fault_of(group: Tokens, rollouts: Iterable[Rollout], vocab_size: int | None = None) -> str:
@@ -50,18 +56,20 @@ def fault_of(group: Tokens, rollouts: Iterable[Rollout], vocab_size: int | None 
     # One look at the whole group; which rollout it is matters only where something is wrong.
     looks_sound = not _token_fault(group, vocab_size)
     for rollout in rollouts:
-        fault = _prompt_fault(rollout) or ("" if looks_sound else _token_fault(rollout.tokens, vocab_size))
+        fault = _prompt_fault(rollout, group.loss_mask)
+        if not (fault or looks_sound):
+            fault = _token_fault(group.of(rollout), vocab_size)
         if fault:
             return fault.format(rollout=f"rollout {rollout.number}")
     return ""
 
 
-def _prompt_fault(rollout: Rollout) -> str:
-    num_tokens, num_prompt = len(rollout.tokens.token_ids), rollout.num_prompt
+def _prompt_fault(rollout: Rollout, loss_mask: NDArray[np.bool_]) -> str:
+    num_tokens, num_prompt = rollout.end - rollout.start, rollout.num_prompt
     if not 0 < num_prompt < num_tokens:
         found = f"{{rollout}} has {num_prompt} prompt tokens of {num_tokens}"
         return f"tokens: {found}, a prompt and a response are needed"
-    wrong = rollout.tokens.loss_mask[:num_prompt]
+    wrong = loss_mask[rollout.start : rollout.start + num_prompt]
     return f"loss mask: token {int(wrong.argmax())} of {{rollout}} is of the prompt and set" if wrong.any() else ""
 
 
