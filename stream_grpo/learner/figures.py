@@ -101,7 +101,8 @@ def component_means(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 def centered(values_B: Floats, group_B: NDArray[np.int64]) -> Floats:
     """Each value less the mean of its group."""
     sums, counts = np.bincount(group_B, values_B), np.bincount(group_B)
-    return values_B - (sums / np.maximum(counts, 1))[group_B]
+    means: Floats = sums / np.maximum(counts, 1)
+    return values_B - means[group_B]
 
 
 def correlation(x_B: Floats, y_B: Floats) -> float | None:

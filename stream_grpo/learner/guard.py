@@ -26,13 +26,15 @@ MIN_TOKENS = 64
 
 
 class Gaps(NamedTuple):
-    """Mean |log(policy / behavior)| of two kinds of tokens, which is never mixed up; None where there are none."""
+    """Mean |log(policy / behavior)| of two kinds of tokens, never mixed up; None where there are none."""
 
     engine_mismatch: float | None
     """Of rollouts that the learner's own version sampled: two engines, the same weights."""
     engine_mismatch_tokens: int
     staleness: float | None
     """Of tokens that other weights than the learner's sampled."""
+    publish_movement: float | None
+    """Mean |change| of the probe's logprobs by the newest publish."""
 
 
 class Guard:
@@ -74,7 +76,7 @@ class Guard:
         """
         self._add_floor(first)
         num_tokens = first.total("watched")
-        self.gaps = _gaps(first)
+        self.gaps = _gaps(first, self._movement)
         if num_tokens < MIN_TOKENS:
             return
         if first.total("watched_abs_log") == 0:
@@ -110,11 +112,12 @@ def _youngest(first: Statistics) -> tuple[float, float]:
     return float(first.sums["abs_log"][0].sum()), float(first.sums["tokens"][0].sum())
 
 
-def _gaps(first: Statistics) -> Gaps:
+def _gaps(first: Statistics, movement: float | None) -> Gaps:
     abs_log, tokens = _youngest(first)
     watched = first.total("watched")
     return Gaps(
         engine_mismatch=abs_log / tokens if tokens else None,
         engine_mismatch_tokens=int(tokens),
         staleness=first.total("watched_abs_log") / watched if watched else None,
+        publish_movement=movement,
     )

@@ -73,6 +73,7 @@ AGES = figures(
     engine_mismatch | nats | mean abs(log R) on rollouts of the learner's own version: two engines, one set of weights
     engine_mismatch_tokens | tokens | of these rollouts
     staleness | nats | mean abs(log R) on tokens that other weights sampled, before the first update
+    publish_movement | nats | mean abs change of the probe's logprobs by the newest publish
     """,
 )
 
