@@ -19,6 +19,7 @@ from stream_grpo.learner.figures import (
     effective_number,
     figures_of_batch,
     figures_of_groups,
+    percentiles,
     shares_between,
 )
 from stream_grpo.types import Decision, EndReason, RewardResult, Rollout, RolloutGroup
@@ -89,6 +90,12 @@ def test_the_correlation_is_that_of_numpy_and_centering_that_of_a_loop(rows: lis
         assert value == pytest.approx(x_B[at] - x_B[group_B == group_B[at]].mean())
     if x_B.std() > 1e-3 and y_B.std() > 1e-3:
         assert correlation(x_B, y_B) == pytest.approx(np.corrcoef(x_B, y_B)[0, 1])
+
+
+@given(st.lists(st.floats(-9, 9), min_size=1, max_size=30), st.lists(st.integers(0, 100), min_size=1, max_size=4))
+def test_percentiles_are_those_of_numpy(values: list[float], of: list[int]) -> None:
+    found = percentiles("x", np.array(values), of)
+    assert list(found.values())[-1] == pytest.approx(np.percentile(values, of[-1]))
 
 
 @given(st.lists(st.floats(0, 100), max_size=20))
