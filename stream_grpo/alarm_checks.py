@@ -20,10 +20,10 @@ MIN_GROUPS = 32
 """Fewer say nothing of a share."""
 MIN_PAIRS = 100
 """With both rewards: with fewer the gap to the hidden verifier is not known."""
-GROUPS_PER_DOMAIN = 8
-"""An even share of the trained groups from which a domain that has none can be told to starve."""
-USEFUL_RATES = (0.1, 0.9)
-"""Success rates of a domain that the curator should sample from."""
+GROUPS_PER_DOMAIN = 32
+"""An even share of the trained groups from which on a domain that has few can be told to starve."""
+USEFUL_RATES = (0.2, 0.8)
+"""Success rates of a domain that the curator should sample from, far from solved and from too hard."""
 MISMATCH_FACTOR = 1.5
 """Old weights show only where their mean |log ratio| is so many times the mismatch."""
 

@@ -32,5 +32,5 @@ class Alarms(BaseModel):
     """Growth of responses from one half of the window to the other, as a share, while rewards rise."""
     length_correlation: float = Field(0.3, gt=0, lt=1)
     """Correlation of reward and length within groups from which such growth is suspect."""
-    domain_share: float = Field(0.1, gt=0, lt=1)
+    domain_share: float = Field(0.05, gt=0, lt=1)
     """Of an even share of the trained groups: what a domain that is neither solved nor too hard should have."""

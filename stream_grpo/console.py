@@ -88,7 +88,7 @@ class Console:
     def alarm(self, record: Mapping[str, Any]) -> None:
         """An alarm, and the likely cause."""
         self._rich.print(f"alarm ({record['name']}):", style="bold yellow", end=" ", markup=False)
-        self.say(f"{record['sentence']}. Likely cause: {record['cause']}")
+        self.say(f"{record['sentence']}\n    likely cause: {record['cause']}")
 
     def step(self, record: Mapping[str, Any], total: int) -> None:
         """The line of one learner step."""

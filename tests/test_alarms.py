@@ -153,13 +153,14 @@ def test_a_ledger_that_does_not_close() -> None:
 
 def test_a_domain_that_starves_although_it_could_be_learnt_from() -> None:
     rates = {"a": 0.5, "b": 0.4, "solved": 0.99, "hopeless": 0.0}
-    only = {"a": {"num_groups": 16}}
-    (alarm,) = raised(alarms(), [status("curator", domain_rates=rates), step(1, by_domain=only)])
-    # 16 groups over two domains that could be learnt from: 8 each.
-    assert alarm.name == "starving_domain"
-    assert "domain 'b' has 0 of the 16 groups of 1 steps, at a success rate of 40%" in alarm.sentence
-    lines = [status("curator", domain_rates=rates), step(1, by_domain={**only, "b": {"num_groups": 1}})]
-    assert raised(alarms(), lines) == []  # 1 of 8.5 is more than a tenth
+    only, both = {"a": {"num_groups": 16}}, {"a": {"num_groups": 15}, "b": {"num_groups": 1}}
+    lines = [status("curator", domain_rates=rates), *(step(i, by_domain=only) for i in range(1, 5))]
+    (alarm,) = raised(alarms(), lines)
+    # 64 groups over two domains that could be learnt from: 32 each.
+    assert (alarm.name, alarm.step) == ("starving_domain", 4)
+    assert "domain 'b' has 0 of the 64 groups of 4 steps, at a success rate of 40%" in alarm.sentence
+    assert raised(alarms(), [*lines[:3], *(step(i, by_domain=both) for i in (3, 4))]) == []  # 2 of 32 are 6%
+    assert raised(alarms(), lines[:-1]) == []
 
 
 def test_held_out_problems_that_are_forgotten() -> None:

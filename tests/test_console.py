@@ -51,7 +51,8 @@ def test_at_a_terminal_a_panel_is_drawn_and_taken_away_at_the_end() -> None:
 def test_an_alarm_is_said_with_its_cause_as_it_is_written(is_terminal: bool) -> None:
     text = shown([ALARM], is_terminal=is_terminal)
     assert "alarm (entropy):" in text
-    assert "entropy fell [fast]. Likely cause: a rate" in text
+    assert "entropy fell [fast]\n" in text
+    assert "    likely cause: a rate\n" in text
 
 
 def test_a_warning_names_who_warns() -> None:

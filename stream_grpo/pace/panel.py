@@ -24,7 +24,7 @@ def panel(pace: Pace | None, num_steps: int) -> RenderableType:
     rows.add_row("age", f"{pace.age_mean:.1f} steps in the mean ({parts}), {pace.age_max} at most")
     rows.add_row("pace", Text(pace.bottleneck, style="bold"))
     for sentence in pace.alarms:
-        rows.add_row(Text("alarm", style="bold yellow"), Text(sentence, style="yellow"))
+        rows.add_row(Text("alarm", style="not dim bold yellow"), Text(sentence, style="yellow"))
     bar = Table.grid(padding=(0, 2), expand=True)
     bar.add_column(ratio=1)
     bar.add_column(no_wrap=True)

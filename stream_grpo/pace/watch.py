@@ -31,7 +31,7 @@ class Pace:
     """Mean publish lag, in flight, in queue."""
     bottleneck: str
     alarms: tuple[str, ...] = ()
-    """Sentences of the newest alarms."""
+    """The newest alarms, each with its step."""
 
 
 class PaceWatch:
@@ -55,7 +55,7 @@ class PaceWatch:
             self._add(self._steps, line)
             self._last = line
         elif line["event"] == "alarm":
-            self._alarms.append(line["sentence"])
+            self._alarms.append(f"step {line['step']}: {line['sentence']}")
 
     @staticmethod
     def _add(lines: deque[Line], line: Line) -> None:
