@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -83,7 +83,7 @@ def measured_rollouts(run: Path) -> Rollouts:
 
 def sampler_times(lines: Sequence[Mapping[str, Any]], config: Config, defaults: list[str]) -> SamplerTimes:
     """Seconds of one sampler, the mean of all, from the launcher's status lines. Raises ConfigError for too few."""
-    names = ("busy_s", "apply_s", "prove_s", "num_updates", "num_tokens", *_engine_steps(lines, config))
+    names = ("busy_s", "apply_s", "prove_s", "num_updates", "num_tokens", *_counted(lines, config))
     sums: dict[str, float] = dict.fromkeys(names, 0.0)
     running: list[float] = []
     wall_s = 0.0
@@ -105,7 +105,8 @@ def sampler_times(lines: Sequence[Mapping[str, Any]], config: Config, defaults: 
     proof_s = max(0.0, sums["prove_s"] / num_updates - step_s) if num_updates else 0.0
     if not num_updates:
         defaults.append("seconds of an update of weights: none was seen; 0 is taken")
-    if config.rewards.num_workers and any((line.get("rewards") or {}).get("pool") for line in lines):
+    num_scored = sums.get("num_groups_scored", 0.0)
+    if not num_scored and any((line.get("rewards") or {}).get("pool") for line in lines):
         defaults.append("seconds from the last token of a group to its last reward: not in the metrics; 0 is taken")
     line = _step_line(lines, config, step_s, mean_running, defaults)
     commits = [item for item in lines if item.get("part") == "buffer" and item.get("num_commits")]
@@ -116,14 +117,18 @@ def sampler_times(lines: Sequence[Mapping[str, Any]], config: Config, defaults: 
         between_s=max(0.0, wall_s - sums["busy_s"] - sums["apply_s"]) / num_steps,
         update_s=(sums["apply_s"] / num_updates if num_updates else 0.0) + proof_s,
         insert_s=config.buffer.group_commit_s + commit_s,
+        score_s=sums["score_wait_s"] / num_scored if num_scored else 0.0,
     )
 
 
-def _engine_steps(lines: Iterable[Mapping[str, Any]], config: Config) -> tuple[str, ...]:
-    """The count of engine steps, where every sampler counts them: the async engine's own steps are not seen."""
+def _counted(lines: Iterable[Mapping[str, Any]], config: Config) -> Iterator[str]:
+    """The counts that every sampler's lines have, of those that not every run has."""
     samplers = [line for line in lines if line["event"] == "status" and "num_running" in line]
-    counts = all("num_engine_steps" in line for line in samplers) and config.sampler.engine != "async"
-    return ("num_engine_steps",) if counts else ()
+    for name in ("num_engine_steps", "score_wait_s", "num_groups_scored"):
+        # The async engine's own steps are not seen: its loop counts looks.
+        is_meant = name != "num_engine_steps" or config.sampler.engine != "async"
+        if is_meant and all(name in line for line in samplers):
+            yield name
 
 
 def _neighbours(lines: Iterable[Mapping[str, Any]]) -> Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]:

@@ -44,6 +44,8 @@ SAMPLER = figures(
     prove_s | s | of that proving them, while requests go on
     publish_lag_s | s | from the publish of weights until they are in use, in all
     score_s | s | of the sampler's own thread for scoring, in all
+    score_wait_s | s | from the last response of a group to its last score, sum over groups
+    num_groups_scored | groups | in that sum
     num_updates | updates | of weights
     num_failed_proofs | updates | whose proof failed at first
     probe_gap | | engine mismatch on the publish probe; null before the first

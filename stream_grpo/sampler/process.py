@@ -94,6 +94,9 @@ class SamplerProcess:
         self._busy_s, self._stall_s, self._score_s = 0.0, 0.0, 0.0
         self._first_busy_at: float | None = None
         self._num_engine_steps = 0
+        # When the last response of a group was given out to be scored, and what its score took from then on, in all.
+        self._given_out: dict[str, float] = {}
+        self._score_wait_s, self._num_scored = 0.0, 0
         # Seconds with nothing to sample, by what was waited for.
         self._idle_s = {"policy": 0.0, "buffer": 0.0, "curator": 0.0, "rewards": 0.0}
         self._num_tokens, self._num_expired, self._num_refused, self._num_continued = 0, 0, 0, 0
@@ -160,6 +163,8 @@ class SamplerProcess:
             "num_partials_not_kept": self._progress.num_not_kept,
             "num_engine_steps": self._num_engine_steps,
             "num_slots": self._engine.num_slots,
+            "score_wait_s": self._score_wait_s,
+            "num_groups_scored": self._num_scored,
             "idle_s": dict(self._idle_s),
             "tokens_paused": self._num_tokens / self._busy_s * updater.apply_s if self._busy_s else 0.0,
         }
@@ -248,6 +253,7 @@ class SamplerProcess:
     def _forget(self, group_id: str) -> None:
         """Drop what is under way for a group whose ticket is issued again."""
         self._only_scored.discard(group_id)
+        self._given_out.pop(group_id, None)
         if (group := self._groups.pop(group_id, None)) is not None:
             self._engine.abort([request.request_id for request in group.unfinished])
             self._scoring.forget(scored_as(group.ticket, group.attempt))
@@ -333,6 +339,7 @@ class SamplerProcess:
 
     def _submit(self, group: GroupInProgress, generation: Generation) -> None:
         """Give a whole response out to be scored."""
+        self._given_out[group.ticket.group_id] = self._timer()
         text = self._prompts.decode(generation.token_ids.tolist())
         task_id = task_id_of(group.ticket, generation.request_id, group.attempt)
         place = Place(scored_as(group.ticket, group.attempt), self._config.sampler.group_size)
@@ -367,8 +374,12 @@ class SamplerProcess:
             self._complete(group)
 
     def _complete(self, group: GroupInProgress) -> None:
-        del self._groups[group.ticket.group_id]
-        self._only_scored.discard(group.ticket.group_id)
+        group_id = group.ticket.group_id
+        del self._groups[group_id]
+        self._only_scored.discard(group_id)
+        if (given_out := self._given_out.pop(group_id, None)) is not None:
+            self._score_wait_s += self._timer() - given_out
+            self._num_scored += 1
         self._finish(group)
 
     def _abort_late_groups(self) -> None:

@@ -137,7 +137,7 @@ def test_every_figure_that_it_wrote_is_in_the_registry(run: Run) -> None:
     assert len(lines) == len((run.path / "metrics.jsonl").read_text().splitlines())
     assert {name for line in lines for name in unknown(line)} == set()
     learner = [line for line in lines if line.get("part") == "learner"][-1]
-    assert 0 < learner["waited_s"] + learner["publish_s"] < learner["time_s"] - lines[0]["time_s"] + 60
+    assert min(learner["waited_s"], learner["publish_s"]) > 0
 
 
 def test_at_age_0_every_group_is_of_the_learners_own_weights(made: Path, tmp_path: Path) -> None:

@@ -54,6 +54,16 @@ def test_engine_steps_are_taken_as_counted_where_they_are() -> None:
     assert sampler_times(looks, config(sampler={"engine": "async"}), []).step_s(100) == pytest.approx(1.0)
 
 
+def test_what_a_group_waits_for_its_scores_is_measured_or_named() -> None:
+    pool = {"rewards": {"pool": {"num_open": 1}}}
+    scored = [line | pool | {"score_wait_s": i * 6.0, "num_groups_scored": i * 4} for i, line in enumerate(steady())]
+    defaults: list[str] = []
+    assert sampler_times(scored, config(), defaults).score_s == pytest.approx(1.5)
+    assert [name for name in defaults if "last reward" in name] == []
+    assert sampler_times([line | pool for line in steady()], config(), defaults).score_s == 0.0
+    assert [name for name in defaults if "last reward" in name] != []
+
+
 def test_a_sampler_that_was_started_again_counts_from_0_and_spoils_nothing() -> None:
     again = [{**line, "time_s": line["time_s"] + 500} for line in steady()]
     times = sampler_times([*steady(), *again], config(), [])

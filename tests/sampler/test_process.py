@@ -54,6 +54,8 @@ def test_a_group_goes_from_ticket_to_buffer_scored(outside: Outside, tmp_path: P
     assert status["busy_s"] > 0
     assert status["first_busy_at"] == pytest.approx(time.time(), abs=10)
     assert status["num_engine_steps"] == sum(event[0] == "step" for event in engine.events)
+    assert status["num_groups_scored"] == 2
+    assert 0 < status["score_wait_s"] < status["busy_s"] + sum(status["idle_s"].values()) + 10
     # Before the tickets came, and after the last group, there was nothing to sample.
     assert status["idle_s"].keys() == {"policy", "buffer", "curator", "rewards"}
     assert status["idle_s"]["buffer"] > 0
