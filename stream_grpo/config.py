@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.algo.recipe import Recipe, readers
+from stream_grpo.config_alarms import Alarms
 from stream_grpo.config_http import Judge
 from stream_grpo.config_rewards import Composition, Hidden, Name, Shaping, composition_complaints, sample_complaints
 
@@ -392,6 +393,10 @@ class Tracking(Section):
     """W&B mode; offline needs no account."""
     wandb_project: str = "stream-grpo"
     """W&B project."""
+    tensorboard: bool = False
+    """Whether an event file for TensorBoard is written, into `tensorboard/` of the run."""
+    prometheus_port: int | None = Field(None, ge=0, lt=1 << 16)
+    """Port on loopback under which Prometheus finds the newest figures; 0 takes a free one. None: no such server."""
 
 
 class Config(Section):
@@ -411,6 +416,7 @@ class Config(Section):
     evaluation: Evaluation = Evaluation()
     ray: Ray = Ray()
     tracking: Tracking = Tracking()
+    alarms: Alarms = Alarms()
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Config:

@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: one line a step, a bar with the time to the end, tables at the end."""
+"""What a person sees in the terminal: one line a step, a panel below them, tables at the end."""
 
 from __future__ import annotations
 
@@ -8,20 +8,29 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from stream_grpo.pace.panel import clock, panel
+from stream_grpo.pace.watch import PaceWatch
 
 _STYLES: Mapping[str, str] = {"title": "bold", "heading": "bold cyan", "fact": "dim", "context": "yellow"}
 
 
+PACE_EVERY_S = 60.0
+"""Where there is no panel, how often a line says what holds the run up."""
+
+
 class Console:
-    """Plain lines when not a terminal; a bar below them when it is one."""
+    """Plain lines when not a terminal; a panel below them when it is one."""
 
     def __init__(self, stderr: bool = False) -> None:
         self._rich = RichConsole(stderr=stderr, highlight=False, soft_wrap=True)
-        self._progress: Progress | None = None
-        self._task: Any = None
+        self._live: Live | None = None
+        self._num_steps = 0
+        self._pace = PaceWatch(0)
+        self._next_pace_at = 0.0
 
     def say(self, text: str) -> None:
         """One line."""
@@ -34,14 +43,52 @@ class Console:
 
     @contextmanager
     def steps(self, total: int) -> Iterator[None]:
-        """Show a bar over learner steps, where there is a terminal."""
-        columns = (TextColumn("learner steps"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(
-            *columns, TextColumn("left"), TimeRemainingColumn(), console=self._rich, disable=not self._rich.is_terminal
-        ) as self._progress:
-            self._task = self._progress.add_task("steps", total=total)
+        """While learner steps are made: keep a panel below the lines, where there is a terminal."""
+        self._num_steps, self._pace = total, PaceWatch(total)
+        if not self._rich.is_terminal:
             yield
-        self._progress = None
+            return
+        with Live(panel(None, total), console=self._rich, refresh_per_second=2, transient=True) as self._live:
+            yield
+        self._live = None
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Show a line of metrics."""
+        self._pace.take(line)
+        match line["event"]:
+            case "step":
+                self.step(line, self._num_steps)
+            case "evaluation":
+                self.evaluation(line)
+            case "warning":
+                self.say(f"{line['source']}: {line['message']}")
+            case "alarm":
+                self.alarm(line)
+        if self._live is not None:
+            self._live.update(panel(self._pace.now(), self._num_steps))
+        elif line["event"] == "status":
+            self._say_pace(line["time_s"])
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Take the panel away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _say_pace(self, now_s: float) -> None:
+        """Now and then what the panel would say."""
+        if not self._next_pace_at:
+            self._next_pace_at = now_s + PACE_EVERY_S
+        if now_s < self._next_pace_at or (pace := self._pace.now()) is None:
+            return
+        self._next_pace_at = now_s + PACE_EVERY_S
+        left = "" if pace.left_s is None else f"; {clock(pace.left_s)} left"
+        self.say(f"pace      {pace.bottleneck}; {pace.sampled_per_s:,.0f} tokens/s sampled{left}")
+
+    def alarm(self, record: Mapping[str, Any]) -> None:
+        """An alarm, and the likely cause."""
+        self._rich.print(f"alarm ({record['name']}):", style="bold yellow", end=" ", markup=False)
+        self.say(f"{record['sentence']}\n    likely cause: {record['cause']}")
 
     def step(self, record: Mapping[str, Any], total: int) -> None:
         """The line of one learner step."""
@@ -54,8 +101,6 @@ class Console:
             f"grad {_number(record.get('grad_norm'))}  clip {_number(record.get('clip_share_high'))}  "
             f"signal {signal}  waited {record['waited_s']:.2f} s  step {record['step_s']:.2f} s"
         )
-        if self._progress is not None:
-            self._progress.update(self._task, completed=record["step"])
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """The line of one evaluation during training."""

@@ -69,6 +69,7 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
     "evaluation": None,
     "ray": None,
     "tracking": None,
+    "alarms": None,
 }
 """Settings that say where, how long and how fast, not what; None: the whole section. Every other setting is a choice
 that decides what is optimised. Files count by the hash of what is in them."""

@@ -1,7 +1,8 @@
-"""Where numbers go: `metrics.jsonl` always, W&B when asked. The only file that imports wandb.
+"""The file of a run's metrics: `metrics.jsonl`, written always.
 
-Every process appends its own lines; a line is one JSON object with `time_s`, `source` and `event`. The launcher follows
-the file and hands the learner's steps on to the console and to W&B, so that no process waits for either.
+Every process appends its own lines; a line is one JSON object with `time_s`, `source` and `event`. What a line may
+carry stands in `registry`. The launcher follows the file and hands the lines on to the console and to other `sinks`, so
+that no process waits for any of them.
 """
 
 from __future__ import annotations
@@ -66,42 +67,3 @@ class MetricsReader:
                 self._offset += len(line)
                 with suppress(json.JSONDecodeError):
                     yield json.loads(line)
-
-
-class WandbSink:
-    """W&B: one row a learner step. `mode` is offline, online or disabled."""
-
-    def __init__(self, run_dir: Path, name: str, project: str, mode: str, config: Mapping[str, Any]) -> None:
-        os.environ.setdefault("WANDB_SILENT", "true")
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        import wandb
-
-        # The child process of W&B takes a group of its own: Ctrl-C reaches the launcher alone.
-        self._run = wandb.init(
-            project=project,
-            name=name,
-            mode=mode,  # type: ignore[arg-type]
-            dir=str(run_dir),
-            config=dict(config),
-            settings=wandb.Settings(x_disable_stats=True, console="off", disable_git=True, disable_code=True),
-        )
-
-        # What is evaluated is some steps old by then: its figures have an axis of their own.
-        self._run.define_metric("heldout/*", step_metric="heldout/step")
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """One row; nested values are joined by a slash."""
-        self._run.log(dict(_flat(values)), step=step)
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary and end."""
-        self._run.summary.update(dict(_flat(summary)))
-        self._run.finish()
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}/")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield f"{prefix}{key}", value

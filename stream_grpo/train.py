@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from curator.wire import Client
+from stream_grpo.alarms import Alarms
 from stream_grpo.config import Config
 from stream_grpo.config_file import missing_files
 from stream_grpo.console import Console
@@ -22,11 +23,13 @@ from stream_grpo.evaluation import ProblemScore, as_dicts, paired_rise, summariz
 from stream_grpo.files import read_object, write_json
 from stream_grpo.launch import Launcher, ray_session
 from stream_grpo.learner.checkpoint import newest_version
-from stream_grpo.metrics import MetricsLog, MetricsReader, WandbSink
+from stream_grpo.metrics import MetricsLog, MetricsReader
 from stream_grpo.model_folder import unusable
 from stream_grpo.parts import Evaluation, evaluation_shares, sampler_names
 from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare, with_absolute_paths
 from stream_grpo.sampler.environment import environment
+from stream_grpo.sinks.sink import Sinks
+from stream_grpo.sinks.trackers import open_trackers
 from stream_grpo.stall import StallWatch, who_waits
 from stream_grpo.summary import AgeAccount, account, headline_of, loop_facts
 from stream_grpo.transport.channels import read_ledger
@@ -94,20 +97,22 @@ class TrainingRun:
         self._reader = MetricsReader(config.run_dir)
         self._ages = AgeAccount()
         self._heldout_during: list[dict[str, Any]] = []
+        self._alarms = Alarms(config.alarms, config.model.dtype)
         for line in self._reader.new_lines():  # a resumed run has shown its earlier steps already
             self._note(line)
+            self._alarms.take(line)
         self._metrics = MetricsLog(config.run_dir, "launcher")
         self._next_status_at = 0.0
         self._stall = StallWatch(config.stream.stall_timeout_s)
         self._launcher = Launcher(config, console.say)
         self._samplers = sampler_names(config)
-        self._wandb = WandbSink(
-            config.run_dir,
-            config.run.name,
-            config.tracking.wandb_project,
-            config.tracking.wandb,
-            config.model_dump(mode="json"),
-        )
+        self._sinks = Sinks(self._warn)
+        self._sinks.open("console", lambda: console)
+        open_trackers(self._sinks, config, console.say)
+
+    def _warn(self, message: str) -> None:
+        """Into the metrics, and from there to whoever shows them."""
+        self._metrics.write("warning", {"message": message})
 
     def go(self, begun: float) -> dict[str, Any]:
         """From the first process to the summary."""
@@ -118,7 +123,7 @@ class TrainingRun:
         after = self._evaluate("after", self._config.run_dir / "model")
         heldout = {**self._heldout(before, after), "heldout_during": self._heldout_during}
         summary = {**heldout, **facts, "wall_s": time.time() - begun}
-        self._wandb.finish(summary)
+        self._sinks.finish(summary)
         return summary
 
     def _place(self) -> None:
@@ -166,15 +171,9 @@ class TrainingRun:
     def _each_turn(self) -> None:
         for line in self._reader.new_lines():
             self._note(line)
-            if line["event"] == "step":
-                self._console.step(line, self._config.run.num_steps)
-                self._wandb.log(line["step"], line)
-            elif line["event"] == "evaluation":
-                self._console.evaluation(line)
-                # The learner is ahead of what was evaluated: W&B takes no row of an earlier step.
-                self._wandb.log(self._ages.step, {"heldout": headline_of(line)})
-            elif line["event"] == "warning":
-                self._console.say(f"{line['source']}: {line['message']}")
+            self._sinks.write(line)
+            for alarm in self._alarms.take(line):
+                self._metrics.write("alarm", alarm.as_fields())
         now = time.monotonic()
         if now < self._next_status_at:
             return
@@ -183,6 +182,8 @@ class TrainingRun:
         for name, status in statuses.items():
             self._metrics.write("status", {"part": name, **status})
         statuses["learner"] = self._launcher.status("learner")
+        if learner := {name: value for name, value in statuses["learner"].items() if name != "ledger"}:
+            self._metrics.write("status", {"part": "learner", **learner})
         moved = f"learner at step {self._ages.step}, buffer {statuses['buffer'].get('ledger')}"
         if sentence := self._stall.look(moved, [*who_waits(statuses), *self._launcher.silent()]):
             self._console.say(sentence)
@@ -218,7 +219,7 @@ class TrainingRun:
     def stop_all(self) -> list[str]:
         """Stop everything that runs, in order; the parts that did not end by themselves."""
         failed = self._launcher.stop_all()
-        self._wandb.finish({})
+        self._sinks.finish({})
         return failed
 
     def _scores(self, scores: Sequence[ProblemScore]) -> dict[str, dict[str, Any]]:

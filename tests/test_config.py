@@ -86,8 +86,8 @@ def test_c52_an_unknown_key_without_a_near_name_lists_what_is_known() -> None:
         ("steps", 3, "did you mean run.num_steps?"),
         ("learner", {"temperature": 1.0}, "did you mean sampler.temperature?"),
         # What is near to nothing is taken for nothing.
-        ("problems", {"files": []}, "known: algo, buffer, curator"),
-        ("x", 3, "known: algo, buffer, curator"),
+        ("problems", {"files": []}, "known: alarms, algo, buffer"),
+        ("x", 3, "known: alarms, algo, buffer"),
         ("run", {"pool": 2}, "known: name, num_steps, root, seed"),
     ],
 )

@@ -300,6 +300,7 @@ def _measure(recipe: Recipe, rows: LossInputs, ratios: _Ratios, shares: Mapping[
         divergences,
         num_clamped=ratios.log(*update).num_clamped + ratios.log(*TOTAL).num_clamped,
         watched_BT=rows.differs_BT,
+        entropy_BT=rows.entropy_BT,
     )
 
 

@@ -75,6 +75,17 @@ class Statistics:
         """The same numbers for every length bucket that has tokens."""
         return self._buckets(_labels(LENGTH_EDGES), dim=0)
 
+    def entropy_by_position(self) -> dict[str, float]:
+        """Mean entropy of the tokens at each place of a response, in the buckets of lengths; empty where not measured.
+
+        The first token has place 1.
+        """
+        found: dict[str, float] = {}
+        for label in _labels(LENGTH_EDGES):
+            if f"tokens_at_{label}" in self.sums and (num_tokens := self.total(f"tokens_at_{label}")):
+                found[label] = self.total(f"entropy_at_{label}") / num_tokens
+        return found
+
     def _buckets(self, labels: Iterable[str], dim: int) -> dict[str, dict[str, float]]:
         sums = {name: value.sum(dim).tolist() for name, value in self.sums.items()}
         rows = {label: {name: values[i] for name, values in sums.items()} for i, label in enumerate(labels)}
@@ -119,11 +130,12 @@ def measure(
     *,
     num_clamped: Tensor,
     watched_BT: Tensor | None = None,
+    entropy_BT: Tensor | None = None,
 ) -> Measured:
     """The statistics of some sequences. `update` is the ratio that the weight takes, `total` is R.
 
     `shares` are [B, T] by name and 0 under the mask, `divergences` the ratios of the policy to others by name.
-    `watched_BT` marks the tokens whose log R should not be 0.
+    `watched_BT` marks the tokens whose log R should not be 0. `entropy_BT` is that of the policy at each token.
     """
     tokens_B, distance_BT = _sum(mask_BT), total.log_BT.abs()
     # Sums of ratios less 1: without rounding where policies match, and with nothing to add up under the mask.
@@ -148,6 +160,8 @@ def measure(
     if watched_BT is not None:
         watched_BT = watched_BT & mask_BT
         sums |= {"watched": _sum(watched_BT), "watched_abs_log": _sum(distance_BT * watched_BT)}
+    if entropy_BT is not None:
+        sums |= _entropy(entropy_BT, mask_BT)
     return Measured(
         sums=sums,
         age_B=age_B,
@@ -179,6 +193,19 @@ def gather(parts: Sequence[Measured]) -> Statistics:
         ratio_max=torch.stack([part.ratio_max for part in parts]).amax().double().cpu(),
         num_clamped=torch.stack([part.num_clamped for part in parts]).sum().double().cpu(),
     )
+
+
+def _entropy(entropy_BT: Tensor, mask_BT: Tensor) -> dict[str, Tensor]:
+    """Entropy of the trained tokens in all, and by their place in the response, each [B]."""
+    masked_BT = torch.where(mask_BT, entropy_BT, 0.0).double()
+    labels = _labels(LENGTH_EDGES)
+    place_BT = torch.bucketize(mask_BT.cumsum(1), torch.tensor(LENGTH_EDGES, device=mask_BT.device))
+    at_BL = masked_BT.new_zeros(len(mask_BT), len(labels)).scatter_add_(1, place_BT, masked_BT)
+    tokens_BL = torch.zeros_like(at_BL).scatter_add_(1, place_BT, mask_BT.double())
+    sums = {"entropy": masked_BT.sum(dim=1)}
+    for i, label in enumerate(labels):
+        sums |= {f"entropy_at_{label}": at_BL[:, i], f"tokens_at_{label}": tokens_BL[:, i]}
+    return sums
 
 
 def _histogram(log_R_BT: Tensor, num_tokens: Tensor) -> Tensor:
@@ -213,6 +240,7 @@ _MEANS = {
     "k1_reference": "k1_reference",
     "k3_reference": "k3_reference",
     "correction": "correction_mean",
+    "entropy": "entropy",
 }
 """Sums that are reported as means over trained tokens, under the names of the metrics."""
 

@@ -392,7 +392,8 @@ class BufferProcess:
     def _trained(self, request: Request, now: float) -> None:
         tokens = tokens_of(request.message)
         self._leases.trained(version_in(request.message), list_of(request.message, "group_ids"), tokens, now)
-        self._answer(request, "counted", account(self._book) | {"checkpoint_wanted": self._checkpoint_wanted})
+        ends = {"ends": dict(self._book.ledger.ends)}
+        self._answer(request, "counted", account(self._book) | ends | {"checkpoint_wanted": self._checkpoint_wanted})
 
     def _checkpointed(self, request: Request, now: float) -> None:
         self._leases.checkpointed(version_in(request.message), now)

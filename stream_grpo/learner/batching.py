@@ -100,6 +100,8 @@ class TrainBatch:
     """Rollouts that were not valid: they enter neither baseline nor loss."""
     num_baseline_only: int = 0
     """Rollouts that enter the baseline and not the loss."""
+    group_weights: tuple[float, ...] = ()
+    """Of each group the sum of |advantage| over its trained rollouts."""
 
     @property
     def num_sequences(self) -> int:
@@ -152,6 +154,7 @@ def make_train_batch(
         num_groups=len(groups),
         num_left_out=sum(len(group.rollouts) for group in groups) - num_valid,
         num_baseline_only=num_valid - sum(map(len, trained)),
+        group_weights=tuple(sum(abs(row.advantage) for row in group) for group in trained),
     )
 
 

@@ -8,6 +8,7 @@ fault.
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,18 @@ MIN_TOKENS = 64
 """Fewer tokens than this are no evidence."""
 
 
+class Gaps(NamedTuple):
+    """Mean |log(policy / behavior)| of two kinds of tokens, never mixed up; None where there are none."""
+
+    engine_mismatch: float | None
+    """Of rollouts that the learner's own version sampled: two engines, the same weights."""
+    engine_mismatch_tokens: int
+    staleness: float | None
+    """Of tokens that other weights than the learner's sampled."""
+    publish_movement: float | None
+    """Mean |change| of the probe's logprobs by the newest publish."""
+
+
 class Guard:
     """What the learner has published, and whether what comes back fits it."""
 
@@ -33,6 +46,8 @@ class Guard:
         self._movement: float | None = None
         self._floor_sum, self._floor_tokens = 0.0, 0.0
         self._means: deque[float] = deque(maxlen=NUM_BATCHES)
+        self.gaps: Gaps | None = None
+        """Of the last batch, before its first update; None before the first batch."""
 
     def published(self, version: PolicyVersion, checksum: str, movement: float | None) -> None:
         """Take note of a publish; `movement` is the mean |change| of the probe's logprobs since the one before."""
@@ -61,6 +76,7 @@ class Guard:
         """
         self._add_floor(first)
         num_tokens = first.total("watched")
+        self.gaps = _gaps(first, self._movement)
         if num_tokens < MIN_TOKENS:
             return
         if first.total("watched_abs_log") == 0:
@@ -86,6 +102,22 @@ class Guard:
 
     def _add_floor(self, first: Statistics) -> None:
         """Engine mismatch: |log ratio| on rollouts that the learner's own version sampled."""
-        youngest = {name: float(first.sums[name][0].sum()) for name in ("abs_log", "tokens")}
-        self._floor_sum += youngest["abs_log"]
-        self._floor_tokens += youngest["tokens"]
+        abs_log, tokens = _youngest(first)
+        self._floor_sum += abs_log
+        self._floor_tokens += tokens
+
+
+def _youngest(first: Statistics) -> tuple[float, float]:
+    """(sum of |log ratio|, tokens) of the rollouts of age 0."""
+    return float(first.sums["abs_log"][0].sum()), float(first.sums["tokens"][0].sum())
+
+
+def _gaps(first: Statistics, movement: float | None) -> Gaps:
+    abs_log, tokens = _youngest(first)
+    watched = first.total("watched")
+    return Gaps(
+        engine_mismatch=abs_log / tokens if tokens else None,
+        engine_mismatch_tokens=int(tokens),
+        staleness=first.total("watched_abs_log") / watched if watched else None,
+        publish_movement=movement,
+    )

@@ -16,6 +16,7 @@ from stream_grpo.failpoints import failpoint
 from stream_grpo.learner.batching import Sampled, TrainBatch, make_train_batch, with_shuffled_rewards
 from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_complete, oldest_kept, prune, verify, write_checkpoint
+from stream_grpo.learner.figures import CameIn, came_in, figures_of_batch, figures_of_groups, shares_between
 from stream_grpo.learner.guard import Guard
 from stream_grpo.metrics import MetricsLog
 from stream_grpo.transport.channels import LearnerChannel, Lease
@@ -55,6 +56,11 @@ class LearnerProcess:
         self._age_max = self._age_sum = self._num_trained = 0
         self._busy_s = self._waited_s = self._last_step_at = 0.0
         self._waits_for: list[str] = []
+        # In all: waiting for batches, publishing, making checkpoints. Since when it waits, where it does.
+        self._all_waited_s = self._publish_s = self._checkpoint_s = 0.0
+        self._waits_since: float | None = None
+        self._told = (0.0, 0.0)
+        self._came_in: CameIn | None = None
 
     def run(self, stop: Event) -> None:
         """Train until the last step or until told to stop; either way a checkpoint is left."""
@@ -90,7 +96,7 @@ class LearnerProcess:
         self._version = self._branches.open(fork)
 
     def _wait_for_batch(self, stop: Event) -> Lease | None:
-        begun = self._clock()
+        begun = self._waits_since = self._clock()
         while not stop.is_set():
             try:
                 lease = self._channel.lease(self._version, self._config.stream.groups_per_step)
@@ -105,6 +111,7 @@ class LearnerProcess:
                 raise
             if lease.groups:
                 self._waited_s, self._waits_for = waited_s, []
+                self._all_waited_s, self._waits_since = self._all_waited_s + waited_s, None
                 return lease
             if lease.checkpoint_wanted:
                 self._checkpoint()
@@ -178,11 +185,26 @@ class LearnerProcess:
             "step_s": step_s,
             "waited_s": self._waited_s,
             "learner_busy_s": self._busy_s,
+            **self._seconds_between(),
+            **figures_of_groups(lease.groups),
+            **figures_of_batch(batch),
+            **(self._guard.gaps._asdict() if self._guard.gaps else {}),
+            "came_in": self._came_in_since(),
             **values,
             "groups": self._ledger["groups"],
             "tokens": self._ledger["tokens"],
             "reused": self._ledger["reused"],
         }
+
+    def _seconds_between(self) -> dict[str, float]:
+        """What publishes and checkpoints took since the step before."""
+        before, self._told = self._told, (self._publish_s, self._checkpoint_s)
+        return {"publish_s": self._publish_s - before[0], "checkpoint_s": self._checkpoint_s - before[1]}
+
+    def _came_in_since(self) -> dict[str, float | int | None]:
+        """The groups that came in since the step before, by their rewards; nothing in the first step of a start."""
+        before, self._came_in = self._came_in, came_in(self._ledger["groups"], self._ledger.get("ends", {}))
+        return {} if before is None else shares_between(before, self._came_in)
 
     def _publish(self) -> None:
         """Hand the weights to the samplers, with a probe that proves them."""
@@ -196,6 +218,7 @@ class LearnerProcess:
         manifest = self._publisher.publish(self._version, self._branches.forks, weights, probe)
         self._guard.published(self._version, manifest.sha256, movement)
         self._probed = probe
+        self._publish_s += self._clock() - begun
 
     def _probe(self, sequences: Sequence[Sequence[int]]) -> Probe:
         logprobs = self._engine.probe_logprobs(sequences)
@@ -205,6 +228,7 @@ class LearnerProcess:
     def _checkpoint(self) -> None:
         if self._version == self._newest_checkpoint:
             return
+        begun = self._clock()
         write_checkpoint(
             self._checkpoints, self._version, lambda path: self._engine.save(path / "engine", self._step.state())
         )
@@ -213,6 +237,7 @@ class LearnerProcess:
         oldest = oldest_kept(self._checkpoints)
         assert oldest is not None
         self._channel.checkpointed(oldest)
+        self._checkpoint_s += self._clock() - begun
 
     def status(self) -> dict[str, Any]:
         """What the launcher shows and sums up; safe from another thread."""
@@ -225,6 +250,9 @@ class LearnerProcess:
             "num_trained": self._num_trained,
             "ledger": dict(self._ledger),
             "waits_for": self._waits_for,
+            "waited_s": self._all_waited_s + (self._clock() - since if (since := self._waits_since) else 0.0),
+            "publish_s": self._publish_s,
+            "checkpoint_s": self._checkpoint_s,
         }
 
 

@@ -109,10 +109,11 @@ class TrainStep:
         }
         if not updates:
             return metrics | {"seconds": time.perf_counter() - started_s}
-        for name in ("loss", "grad_norm", "entropy"):
-            metrics[name] = sum(getattr(update, name) for update in updates) / num_updates
         whole = sum((update.statistics for update in updates[1:]), updates[0].statistics)
         metrics |= whole.metrics() | {"by_age": whole.by_age(), "by_length": whole.by_length()}
+        metrics["entropy_by_position"] = whole.entropy_by_position()
+        for name in ("loss", "grad_norm", "entropy"):
+            metrics[name] = sum(getattr(update, name) for update in updates) / num_updates
         metrics |= self._carry_over(whole, batch.num_sequences, facts)
         return metrics | {"seconds": time.perf_counter() - started_s}
 
@@ -189,7 +190,7 @@ class TrainStep:
             regularized_B=tensors.regularized_B(recipe),
             start_logprobs_BT=facts.start_logprobs.get(id(microbatch)),
             reference_logprobs_BT=reference_BK,
-            entropy_BT=entropy_BK if has_entropy else None,
+            entropy_BT=entropy_BK,
             differs_BT=tensors.differs_BK,
         )
         return inputs, entropy_BK

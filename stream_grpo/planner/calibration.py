@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -83,7 +83,8 @@ def measured_rollouts(run: Path) -> Rollouts:
 
 def sampler_times(lines: Sequence[Mapping[str, Any]], config: Config, defaults: list[str]) -> SamplerTimes:
     """Seconds of one sampler, the mean of all, from the launcher's status lines. Raises ConfigError for too few."""
-    sums: dict[str, float] = dict.fromkeys(("busy_s", "apply_s", "prove_s", "num_updates", "num_tokens"), 0.0)
+    names = ("busy_s", "apply_s", "prove_s", "num_updates", "num_tokens", *_counted(lines, config))
+    sums: dict[str, float] = dict.fromkeys(names, 0.0)
     running: list[float] = []
     wall_s = 0.0
     for earlier, later in _neighbours(lines):
@@ -97,13 +98,15 @@ def sampler_times(lines: Sequence[Mapping[str, Any]], config: Config, defaults: 
             "metrics.jsonl: no status lines of a sampler that samples; let the run go on for some seconds"
         )
     mean_running = float(np.mean(running))
-    num_steps, num_updates = num_tokens / mean_running, sums["num_updates"]
+    num_updates = sums["num_updates"]
     # A proof is an engine step that takes longer: running sequences sample a token in it.
+    num_steps = sums["num_engine_steps"] + num_updates if "num_engine_steps" in sums else num_tokens / mean_running
     step_s = (sums["busy_s"] - sums["prove_s"]) / max(num_steps - num_updates, 1.0)
     proof_s = max(0.0, sums["prove_s"] / num_updates - step_s) if num_updates else 0.0
     if not num_updates:
         defaults.append("seconds of an update of weights: none was seen; 0 is taken")
-    if config.rewards.num_workers and any((line.get("rewards") or {}).get("pool") for line in lines):
+    num_scored = sums.get("num_groups_scored", 0.0)
+    if not num_scored and any((line.get("rewards") or {}).get("pool") for line in lines):
         defaults.append("seconds from the last token of a group to its last reward: not in the metrics; 0 is taken")
     line = _step_line(lines, config, step_s, mean_running, defaults)
     commits = [item for item in lines if item.get("part") == "buffer" and item.get("num_commits")]
@@ -114,7 +117,18 @@ def sampler_times(lines: Sequence[Mapping[str, Any]], config: Config, defaults: 
         between_s=max(0.0, wall_s - sums["busy_s"] - sums["apply_s"]) / num_steps,
         update_s=(sums["apply_s"] / num_updates if num_updates else 0.0) + proof_s,
         insert_s=config.buffer.group_commit_s + commit_s,
+        score_s=sums["score_wait_s"] / num_scored if num_scored else 0.0,
     )
+
+
+def _counted(lines: Iterable[Mapping[str, Any]], config: Config) -> Iterator[str]:
+    """The counts that every sampler's lines have, of those that not every run has."""
+    samplers = [line for line in lines if line["event"] == "status" and "num_running" in line]
+    for name in ("num_engine_steps", "score_wait_s", "num_groups_scored"):
+        # The async engine's own steps are not seen: its loop counts looks.
+        is_meant = name != "num_engine_steps" or config.sampler.engine != "async"
+        if is_meant and all(name in line for line in samplers):
+            yield name
 
 
 def _neighbours(lines: Iterable[Mapping[str, Any]]) -> Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -174,19 +188,43 @@ def learner_times(steps: Sequence[Mapping[str, Any]], config: Config, defaults: 
         if later["step"] == earlier["step"] + 1:
             rest_s = later["time_s"] - earlier["time_s"] - later["waited_s"] - later["step_s"]
             rests[_what_follows(earlier["step"], config)].append(max(0.0, rest_s))
-    plain_s = float(np.median(rests["plain"])) if rests["plain"] else 0.0
-    published_s = float(np.median(rests["published"])) if rests["published"] else plain_s
-    checkpoint_s = max(0.0, float(np.mean(rests["checkpoint"])) - published_s) if rests["checkpoint"] else 0.0
     if not rests["checkpoint"]:
         defaults.append("seconds of a checkpoint: none lies between two steps; 0 is taken")
+    plain_s, publish_s, checkpoint_s = _between(steps, rests)
     factors = seconds / (line.base + line.slope * tokens)
     return LearnerTimes(
         base_s=line.base + plain_s,
         per_token_s=line.slope,
-        publish_s=max(0.0, published_s - plain_s),
+        publish_s=publish_s,
         checkpoint_s=checkpoint_s,
         spread=factors / factors.mean(),
     )
+
+
+def _between(steps: Sequence[Mapping[str, Any]], rests: Mapping[str, Sequence[float]]) -> tuple[float, float, float]:
+    """Seconds of what is between two steps beside publish and checkpoint, of a publish, of a checkpoint.
+
+    Measured where the lines have them; else from what is left where there is the one and not the other.
+    """
+    if all("publish_s" in step for step in steps):
+        # A line has what came before its step; before the first there is the start of the run.
+        between = [
+            (later["time_s"] - earlier["time_s"] - later["waited_s"] - later["step_s"], later)
+            for earlier, later in pairwise(steps)
+            if later["step"] == earlier["step"] + 1
+        ]
+        plain = [max(0.0, rest - line["publish_s"] - line["checkpoint_s"]) for rest, line in between]
+        published = [line["publish_s"] for _, line in between if line["publish_s"]]
+        checkpoints = [line["checkpoint_s"] for _, line in between if line["checkpoint_s"]]
+        return _median(plain), _median(published), float(np.mean(checkpoints)) if checkpoints else 0.0
+    plain_s = _median(rests["plain"])
+    published_s = _median(rests["published"]) if rests["published"] else plain_s
+    checkpoint_s = max(0.0, float(np.mean(rests["checkpoint"])) - published_s) if rests["checkpoint"] else 0.0
+    return plain_s, max(0.0, published_s - plain_s), checkpoint_s
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(np.median(values)) if values else 0.0
 
 
 def _what_follows(step: int, config: Config) -> str:

@@ -37,7 +37,7 @@ class HiddenGap:
 
     def __init__(self, hidden: Hidden) -> None:
         self._hidden = hidden
-        self._pairs: deque[tuple[bool, bool, float]] = deque(maxlen=hidden.window)
+        self._pairs: deque[tuple[bool, bool, float, float]] = deque(maxlen=hidden.window)
         self.num_pairs = 0
         """All so far."""
         self.num_unscored = 0
@@ -50,7 +50,7 @@ class HiddenGap:
             return
         self.num_pairs += 1
         passes = result.decision is Decision.PASS, hidden.decision is Decision.PASS
-        self._pairs.append((*passes, result.reward - hidden.reward))
+        self._pairs.append((*passes, result.reward, hidden.reward))
 
     def now(self) -> Gap | None:
         """Over the newest pairs, at most a window of them; None before the first."""
@@ -58,9 +58,9 @@ class HiddenGap:
             return None
         return Gap(
             num_pairs=len(pairs),
-            disagreement=sum(passed != hidden for passed, hidden, _ in pairs) / len(pairs),
-            overrated=sum(passed and not hidden for passed, hidden, _ in pairs) / len(pairs),
-            mean_difference=sum(difference for *_, difference in pairs) / len(pairs),
+            disagreement=sum(passed != hidden for passed, hidden, *_ in pairs) / len(pairs),
+            overrated=sum(passed and not hidden for passed, hidden, *_ in pairs) / len(pairs),
+            mean_difference=sum(reward - hidden for *_, reward, hidden in pairs) / len(pairs),
         )
 
     @property
@@ -89,6 +89,8 @@ class HiddenGap:
 
     def status(self) -> dict[str, float | int | None]:
         """Plain values."""
-        gap = self.now()
+        gap, pairs = self.now(), list(self._pairs)
         figures = dict.fromkeys(Gap._fields[1:]) if gap is None else gap._asdict()
-        return {**figures, "num_pairs": self.num_pairs, "num_unscored": self.num_unscored}
+        hidden_mean = sum(hidden for *_, hidden in pairs) / len(pairs) if pairs else None
+        counts = {"num_pairs": self.num_pairs, "num_unscored": self.num_unscored}
+        return {**figures, "hidden_reward_mean": hidden_mean, **counts}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from curator.client import Curator
@@ -92,6 +93,12 @@ class SamplerProcess:
         self._waits: dict[str, float] = {}
         self._busy_s, self._stall_s, self._score_s = 0.0, 0.0, 0.0
         self._first_busy_at: float | None = None
+        self._num_engine_steps = 0
+        # When the last response of a group was given out to be scored, and what its score took from then on, in all.
+        self._given_out: dict[str, float] = {}
+        self._score_wait_s, self._num_scored = 0.0, 0
+        # Seconds with nothing to sample, by what was waited for.
+        self._idle_s = {"policy": 0.0, "buffer": 0.0, "curator": 0.0, "rewards": 0.0}
         self._num_tokens, self._num_expired, self._num_refused, self._num_continued = 0, 0, 0, 0
         self._fates: Counter[str] = Counter()
 
@@ -110,7 +117,8 @@ class SamplerProcess:
         while not stop.is_set():
             self._update_weights()
             if self._updater.version is None:
-                stop.wait(self._config.weights.poll_interval_s)
+                with self._idle("policy"):
+                    stop.wait(self._config.weights.poll_interval_s)
                 continue
             self._ask_tickets()
             self._take_tickets()
@@ -153,6 +161,12 @@ class SamplerProcess:
             "num_groups_continued": self._num_continued,
             "num_partials": self._progress.num_partials,
             "num_partials_not_kept": self._progress.num_not_kept,
+            "num_engine_steps": self._num_engine_steps,
+            "num_slots": self._engine.num_slots,
+            "score_wait_s": self._score_wait_s,
+            "num_groups_scored": self._num_scored,
+            "idle_s": dict(self._idle_s),
+            "tokens_paused": self._num_tokens / self._busy_s * updater.apply_s if self._busy_s else 0.0,
         }
 
     def _waits_for(self) -> list[str]:
@@ -226,7 +240,8 @@ class SamplerProcess:
     def _take_tickets(self) -> None:
         """What the buffer says; the tickets of one answer ask the curator for their problems in one question."""
         idle = self._engine.num_unfinished == 0 and not self._questions.is_open
-        tickets, taken = self._buffer.poll(_IDLE_WAIT_S if idle else 0.0)
+        with self._idle("buffer" if idle else ""):
+            tickets, taken = self._buffer.poll(_IDLE_WAIT_S if idle else 0.0)
         is_owed = self._buffer.waits_for_tickets or self._buffer.num_unacknowledged > 0
         self._watch("the buffer to answer", is_owed and not tickets and not taken)
         self._fates.update(answer.fate.value for answer in taken)
@@ -238,6 +253,7 @@ class SamplerProcess:
     def _forget(self, group_id: str) -> None:
         """Drop what is under way for a group whose ticket is issued again."""
         self._only_scored.discard(group_id)
+        self._given_out.pop(group_id, None)
         if (group := self._groups.pop(group_id, None)) is not None:
             self._engine.abort([request.request_id for request in group.unfinished])
             self._scoring.forget(scored_as(group.ticket, group.attempt))
@@ -248,7 +264,8 @@ class SamplerProcess:
             self._watch("the curator to choose problems", False)
             return
         is_idle = self._questions.is_open and self._engine.num_unfinished == 0
-        answers = self._questions.answers(_IDLE_WAIT_S if is_idle else 0.0)
+        with self._idle("curator" if is_idle else ""):
+            answers = self._questions.answers(_IDLE_WAIT_S if is_idle else 0.0)
         self._watch("the curator to choose problems", self._questions.is_open and not answers)
         for ticket, problem in answers:
             # The ticket may have ended since, or been issued again.
@@ -308,6 +325,7 @@ class SamplerProcess:
         started = self._timer()
         generations = self._engine.step()
         self._busy_s += self._timer() - started
+        self._num_engine_steps += 1
         self._collect(generations)
 
     def _collect(self, generations: Iterable[Generation]) -> None:
@@ -321,6 +339,7 @@ class SamplerProcess:
 
     def _submit(self, group: GroupInProgress, generation: Generation) -> None:
         """Give a whole response out to be scored."""
+        self._given_out[group.ticket.group_id] = self._timer()
         text = self._prompts.decode(generation.token_ids.tolist())
         task_id = task_id_of(group.ticket, generation.request_id, group.attempt)
         place = Place(scored_as(group.ticket, group.attempt), self._config.sampler.group_size)
@@ -335,7 +354,8 @@ class SamplerProcess:
             return
         is_idle = self._engine.num_unfinished == 0
         started = self._timer()
-        results = self._scoring.poll(_IDLE_WAIT_S if is_idle else 0.0)
+        with self._idle("rewards" if is_idle else ""):
+            results = self._scoring.poll(_IDLE_WAIT_S if is_idle else 0.0)
         for task_id, reward in self._heldout.take_scores(results):
             request_id = request_of(task_id)
             group = self._groups.get(group_of(request_id))
@@ -354,8 +374,12 @@ class SamplerProcess:
             self._complete(group)
 
     def _complete(self, group: GroupInProgress) -> None:
-        del self._groups[group.ticket.group_id]
-        self._only_scored.discard(group.ticket.group_id)
+        group_id = group.ticket.group_id
+        del self._groups[group_id]
+        self._only_scored.discard(group_id)
+        if (given_out := self._given_out.pop(group_id, None)) is not None:
+            self._score_wait_s += self._timer() - given_out
+            self._num_scored += 1
         self._finish(group)
 
     def _abort_late_groups(self) -> None:
@@ -409,6 +433,14 @@ class SamplerProcess:
     def _is_owed(self) -> bool:
         buffer = self._buffer
         return bool(self._groups or self._finished or buffer.num_unacknowledged or buffer.num_partials_on_their_way)
+
+    @contextmanager
+    def _idle(self, cause: str) -> Iterator[None]:
+        """Count a wait while nothing runs as the `cause`'s; with none, nothing is counted."""
+        started = self._timer()
+        yield
+        if cause:
+            self._idle_s[cause] += self._timer() - started
 
     def _watch(self, whom: str, waits: bool) -> None:
         """Raise StallError where one wait has lasted beyond `stream.stall_timeout_s`."""

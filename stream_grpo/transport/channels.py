@@ -15,7 +15,7 @@ no caller is ever blocked without a cause. An insert alone is held for as long a
     learner    lease        version, num_groups                            batch     cause, ages, staleness,
                                                                                      checkpoint_wanted; body: encoded
                                                                                      groups, used ones last
-    learner    trained      version (after the step), group_ids, tokens    counted   ledger, checkpoint_wanted
+    learner    trained      version (after the step), group_ids, tokens    counted   ledger, ends, checkpoint_wanted
     learner    checkpointed version                                        noted
     anyone     ledger                                                      ledger    groups, tokens, reused, closes,
                                                                                      losses
@@ -217,8 +217,8 @@ class LearnerChannel:
     ) -> Mapping[str, Any]:
         """Report a finished step; `version` is the one it made.
 
-        `tokens`: for every group its sampled tokens by fate (trained, masked, baseline_only). Returns the ledger, and
-        `checkpoint_wanted` as in `Lease`.
+        `tokens`: for every group its sampled tokens by fate (trained, masked, baseline_only). Returns the ledger, how
+        many groups came to each of its `ends`, and `checkpoint_wanted` as in `Lease`.
         """
         fields = {
             "version": list(version),

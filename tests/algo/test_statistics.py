@@ -66,6 +66,23 @@ def test_divergences_to_other_policies() -> None:
     assert got["k3_reference"] == pytest.approx(k3, rel=1e-9)
 
 
+def test_entropy_by_place_age_and_length_counts_trained_tokens_alone() -> None:
+    # One response of 20 tokens after 2 of prompt, one of 3: places count from the first trained token.
+    mask = [[False, False, *[True] * 20], [False, True, True, False, True, *[False] * 17]]
+    entropy_BT = torch.arange(44, dtype=torch.float64).view(2, 22)
+    got = statistics([[0.0] * 22] * 2, mask, entropy_BT=entropy_BT, age_B=torch.tensor([0, 1]))
+    # Row 0: entropies 2 to 21, of which 2 to 17 stand at places 1 to 16. Row 1: 23, 24, 26.
+    assert got.entropy_by_position() == {
+        "1-16": pytest.approx((sum(range(2, 18)) + 23 + 24 + 26) / 19),
+        "17-64": pytest.approx((18 + 19 + 20 + 21) / 4),
+    }
+    assert got.metrics()["entropy"] == pytest.approx((sum(range(2, 22)) + 73) / 23)
+    assert got.by_age()["1"]["entropy"] == pytest.approx(73 / 3)
+    assert got.by_length()["17-64"]["entropy"] == pytest.approx(sum(range(2, 22)) / 20)
+    assert statistics([[0.0]]).entropy_by_position() == {}
+    assert "entropy" not in statistics([[0.0]]).metrics()
+
+
 def test_shares_are_per_trained_token_and_only_what_there_is_is_reported() -> None:
     shares = {"clipped_high": torch.tensor([[True, False, False]]), "rejected_tv": torch.tensor([[True, True, False]])}
     got = statistics([[0.0] * 3], [[True, True, False]], shares=shares).metrics()

@@ -87,6 +87,9 @@ def test_learner_and_buffer_agree_on_every_token(tmp_path: Path, stream: dict[st
     assert sum(line["num_groups"] for line in steps) == ledger["groups"]["trained"] + ledger["reused"]["uses"]
     assert (ledger["reused"]["uses"] > 0) == ("max_uses" in stream)
     assert max(line["age_max"] for line in steps) <= 2
+    # The first step of a start has nothing to compare with; whatever came in later had signal.
+    assert steps[0]["came_in"] == {}
+    assert all(line["came_in"]["mixed"] == 1.0 for line in steps[1:] if line["came_in"]["num_groups"])
     for line in steps:
         parts = sum(line[f"age_{part}_mean"] for part in ("publish_lag", "in_flight", "in_queue"))
         assert parts == pytest.approx(line["age_mean"])

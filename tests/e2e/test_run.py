@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from stream_grpo.config_file import load
+from stream_grpo.registry.names import unknown
 from tests.e2e.conftest import COMMAND, ROOT, USERS_OWN, Live, Run, arguments
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -129,6 +130,14 @@ def test_the_run_leaves_its_record(run: Run) -> None:
     assert list((run.path / "wandb").glob("offline-run-*"))
     assert [line["step"] for line in run.lines("step")] == list(range(1, 25))
     assert "rise" in run.output
+
+
+def test_every_figure_that_it_wrote_is_in_the_registry(run: Run) -> None:
+    lines = [line for event in ("step", "status", "evaluation", "alarm", "warning") for line in run.lines(event)]
+    assert len(lines) == len((run.path / "metrics.jsonl").read_text().splitlines())
+    assert {name for line in lines for name in unknown(line)} == set()
+    learner = [line for line in lines if line.get("part") == "learner"][-1]
+    assert min(learner["waited_s"], learner["publish_s"]) > 0
 
 
 def test_at_age_0_every_group_is_of_the_learners_own_weights(made: Path, tmp_path: Path) -> None:

@@ -133,6 +133,19 @@ def test_weights_are_told_apart_by_checksum() -> None:
     assert not Guard().differs(V0)
 
 
+def test_engine_mismatch_and_staleness_are_kept_apart() -> None:
+    guard = Guard()
+    assert guard.gaps is None
+    guard.published(V1, "b", 0.25)
+    guard.check_ratios(statistics(watched=80, distance=0.5, fresh=10, mismatch=1e-3))
+    # Mean over 10 fresh tokens, and over 80 of other weights; the total is never their mean.
+    assert guard.gaps == (pytest.approx(1e-3), 10, pytest.approx(0.5), 0.25)
+    guard.check_ratios(statistics(watched=1, distance=0.5))
+    assert guard.gaps == (None, 0, pytest.approx(0.5), 0.25)
+    guard.check_ratios(statistics())
+    assert guard.gaps.staleness is None
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_constant_logprobs_stop_the_run(value: float, random_groups: Groups) -> None:
     # Missing ones are filled with some constant; all-zero ones are the case seen most.

@@ -165,6 +165,21 @@ def test_it_announces_publishes_and_then_steps_leases_and_checkpoints_in_order(t
     assert (steps[0]["age_publish_lag_max"], steps[0]["age_in_flight_max"], steps[0]["age_in_queue_max"]) == (1, 0, 1)
 
 
+def test_a_step_says_what_publishes_and_checkpoints_took_before_it(tmp_path: Path) -> None:
+    config, now = configuration(tmp_path), iter(range(10**6))
+    with serving(FakeBuffer()) as channel:
+        process = learner(config, channel, FakeEngine(), clock=lambda: float(next(now)))
+        process.run(threading.Event())
+    steps = [line for line in MetricsReader(config.run_dir).new_lines() if line["event"] == "step"]
+    # Versions 0, 2 and 4 are published, before steps 1, 3 and 5; the checkpoint of step 3 is made before step 4. The
+    # clock goes on by 1 s at every look, and a publish takes two looks after its first.
+    assert [line["publish_s"] for line in steps] == [2.0, 0.0, 2.0, 0.0, 2.0]
+    assert [line["checkpoint_s"] for line in steps] == [0.0, 0.0, 0.0, 1.0, 0.0]
+    status = process.status()
+    assert (status["publish_s"], status["checkpoint_s"]) == (6.0, 2.0)  # with the checkpoint at the end
+    assert status["waited_s"] == sum(line["waited_s"] for line in steps)
+
+
 def test_a_restore_opens_a_new_branch_at_the_checkpoint_and_publishes_at_once(tmp_path: Path) -> None:
     config = configuration(tmp_path)
     with serving(FakeBuffer()) as channel:

@@ -43,6 +43,27 @@ def test_seconds_of_an_engine_step_are_those_that_the_lines_were_made_of() -> No
     assert "hardly vary" in defaults[0]
 
 
+def test_engine_steps_are_taken_as_counted_where_they_are() -> None:
+    # As above, but with sequences that wait inside the engine for their scores: half of the tokens come in.
+    counted = [line | {"num_tokens": i * 400, "num_engine_steps": i * 7} for i, line in enumerate(steady())]
+    times = sampler_times(counted, config(), [])
+    assert times.step_s(100) == pytest.approx(1.0)
+    assert times.between_s == pytest.approx(1.25 / 8)
+    # The async engine's loop counts its looks.
+    looks = [line | {"num_engine_steps": i * 500} for i, line in enumerate(steady())]
+    assert sampler_times(looks, config(sampler={"engine": "async"}), []).step_s(100) == pytest.approx(1.0)
+
+
+def test_what_a_group_waits_for_its_scores_is_measured_or_named() -> None:
+    pool = {"rewards": {"pool": {"num_open": 1}}}
+    scored = [line | pool | {"score_wait_s": i * 6.0, "num_groups_scored": i * 4} for i, line in enumerate(steady())]
+    defaults: list[str] = []
+    assert sampler_times(scored, config(), defaults).score_s == pytest.approx(1.5)
+    assert [name for name in defaults if "last reward" in name] == []
+    assert sampler_times([line | pool for line in steady()], config(), defaults).score_s == 0.0
+    assert [name for name in defaults if "last reward" in name] != []
+
+
 def test_a_sampler_that_was_started_again_counts_from_0_and_spoils_nothing() -> None:
     again = [{**line, "time_s": line["time_s"] + 500} for line in steady()]
     times = sampler_times([*steady(), *again], config(), [])
@@ -80,6 +101,12 @@ def test_seconds_of_the_learner_are_those_that_the_lines_were_made_of() -> None:
     assert times.publish_s == pytest.approx(0.3)
     assert times.checkpoint_s == pytest.approx(3.0)
     assert times.spread == pytest.approx(np.ones(30))
+    # The same with what the learner measured itself: a line has what came before its step.
+    measured = [
+        line | {"publish_s": 0.3 * (line["step"] % 2), "checkpoint_s": 3.0 * (line["step"] % 10 == 1)} for line in lines
+    ]
+    again = learner_times(measured, config(stream={"publish_interval": 2}, learner={"checkpoint_interval": 10}), [])
+    assert (again.base_s, again.publish_s, again.checkpoint_s) == tuple(map(pytest.approx, (1.2, 0.3, 3.0)))
 
 
 def test_too_little_of_a_run_is_refused_with_what_is_needed(tmp_path: Path) -> None:

@@ -28,13 +28,15 @@ def test_the_gap_by_hand() -> None:
     # Of four pairs two differ, one of them a pass that should not be: (1 - 0 + 0 - 1 + 0 + 0) / 4 = 0.
     gap = gap_of([(True, False), (False, True), (True, True), (False, False)])
     assert gap.now() == Gap(num_pairs=4, disagreement=0.5, overrated=0.25, mean_difference=0.0)
+    assert gap.status()["hidden_reward_mean"] == 0.5  # of 0, 1, 1 and 0
 
 
 def test_a_pair_without_a_reward_says_nothing() -> None:
     gap = gap_of([(None, True), (True, None)])
     assert (gap.now(), gap.num_unscored) == (None, 2)
     assert gap.status() == {
-        "disagreement": None, "overrated": None, "mean_difference": None, "num_pairs": 0, "num_unscored": 2,
+        "disagreement": None, "overrated": None, "mean_difference": None, "hidden_reward_mean": None,
+        "num_pairs": 0, "num_unscored": 2,
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stream_grpo.errors import ProbeError, StallError
+from stream_grpo.registry.names import unknown
 from stream_grpo.types import EndReason, PolicyVersion
 from tests.fakes import FakeEngine
 from tests.sampler.loop import Outside, Running, Slow, publish, ticket
@@ -29,7 +30,8 @@ def test_no_traffic_before_the_first_weights(outside: Outside, tmp_path: Path) -
 def test_a_group_goes_from_ticket_to_buffer_scored(outside: Outside, tmp_path: Path) -> None:
     outside.blocks, outside.answers = [[ticket("g0", epoch=4), ticket("g1")]], {"g1": "43"}
     publish(tmp_path / "weights", 7)
-    running = Running(outside, tmp_path, FakeEngine(num_slots=8))
+    engine = FakeEngine(num_slots=8)
+    running = Running(outside, tmp_path, engine)
     running.until(lambda: len(outside.groups) == 2 and len(outside.problems) == 2)
     groups = {group.group_id: group for group in outside.groups}
     right, wrong = groups["g0"], groups["g1"]
@@ -51,6 +53,14 @@ def test_a_group_goes_from_ticket_to_buffer_scored(outside: Outside, tmp_path: P
     assert status["probe_gap"] == {"mean": 0.0, "max": 0.0, "num_tokens": 2}
     assert status["busy_s"] > 0
     assert status["first_busy_at"] == pytest.approx(time.time(), abs=10)
+    assert status["num_engine_steps"] == sum(event[0] == "step" for event in engine.events)
+    assert status["num_groups_scored"] == 2
+    assert 0 < status["score_wait_s"] < status["busy_s"] + sum(status["idle_s"].values()) + 10
+    # Before the tickets came, and after the last group, there was nothing to sample.
+    assert status["idle_s"].keys() == {"policy", "buffer", "curator", "rewards"}
+    assert status["idle_s"]["buffer"] > 0
+    assert status["tokens_paused"] == pytest.approx(12 / status["busy_s"] * status["apply_s"])
+    assert unknown({"event": "status", "part": "sampler-0", **status}) == []
 
 
 def test_it_asks_for_what_fits_the_free_slots_and_two_groups_ahead(outside: Outside, tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""Alarms of a run: a fold over the lines of its metrics. Each is raised once, until it has cleared. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from stream_grpo.alarm_checks import CHECKS, MIN_PAIRS, Seen
+from stream_grpo.config_alarms import Alarms as Limits
+
+MISMATCH: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.05}
+"""What `alarms.mismatch` is by default, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something that a person should look at."""
+
+    name: str
+    sentence: str
+    cause: str
+    step: int
+    """Newest learner step when it was raised."""
+
+    def as_fields(self) -> dict[str, Any]:
+        """The fields of its line of metrics."""
+        return asdict(self)
+
+
+class Alarms:
+    """Takes lines in their order, and gives the alarms that they raise."""
+
+    def __init__(self, limits: Limits, dtype: Literal["float32", "bfloat16"]) -> None:
+        """`dtype`: that of the model, by which engines differ."""
+        self._limits = limits.model_copy(update={"mismatch": limits.mismatch or MISMATCH[dtype]})
+        self._seen = Seen(deque(maxlen=2 * limits.window))
+        self._true_at: dict[str, int] = {}
+        """Of every raised alarm the newest step at which it was true."""
+
+    @property
+    def raised(self) -> frozenset[str]:
+        """The names of the alarms that have not cleared."""
+        return frozenset(self._true_at)
+
+    def take(self, line: Mapping[str, Any]) -> list[Alarm]:
+        """The alarms that a line raises."""
+        if not self._note(line):
+            return []
+        step = self._step
+        found = {name: finding for name, check in CHECKS.items() if (finding := check(self._seen, self._limits))}
+        raised = [
+            Alarm(name, finding.sentence, finding.cause, step)
+            for name, finding in found.items()
+            if name not in self._true_at
+        ]
+        self._true_at |= dict.fromkeys(found, step)
+        self._true_at = {name: at for name, at in self._true_at.items() if step - at < self._limits.window}
+        return raised
+
+    @property
+    def _step(self) -> int:
+        return int(self._seen.steps[-1]["step"]) if self._seen.steps else 0
+
+    def _note(self, line: Mapping[str, Any]) -> bool:
+        """Whether the line says anything that a check looks at."""
+        match line["event"]:
+            case "step":
+                self._note_step(line)
+            case "status":
+                self._note_status(line)
+            case "evaluation":
+                self._note_evaluation(line)
+            case _:
+                return False
+        return True
+
+    def _note_step(self, line: Mapping[str, Any]) -> None:
+        steps = self._seen.steps
+        # After a restore a step is made again: what had come from there on is lost.
+        while steps and steps[-1]["step"] >= line["step"]:
+            steps.pop()
+        steps.append(line)
+        self._true_at = {name: min(at, line["step"]) for name, at in self._true_at.items()}
+
+    def _note_status(self, line: Mapping[str, Any]) -> None:
+        seen, part = self._seen, line["part"]
+        before = seen.parts.get(part, {})
+        seen.parts[part] = line
+        if part == "buffer":
+            num = line.get("groups_without_signal", 0)
+            if num == 0 or num < before.get("groups_without_signal", 0):
+                seen.ends_with_signal = line.get("ends", {})
+        hidden = (line.get("rewards") or {}).get("hidden") or {}
+        if hidden.get("overrated") is not None and hidden["num_pairs"] >= MIN_PAIRS:
+            lowest = seen.overrated_lowest.get(part, hidden["overrated"])
+            seen.overrated_lowest[part] = min(lowest, hidden["overrated"])
+
+    def _note_evaluation(self, line: Mapping[str, Any]) -> None:
+        seen = self._seen
+        if seen.heldout is not None:
+            for name, score in seen.heldout["heldout"].items():
+                best = seen.heldout_best.get(name, score)
+                seen.heldout_best[name] = max(best, score, key=lambda row: row["pass_at_1"] or 0.0)
+        seen.heldout = line

@@ -1,0 +1,1 @@
+"""How fast a run goes, what holds it up, and a picture of both."""

@@ -1,0 +1,127 @@
+"""How fast a run goes, over its last minute: a fold over the lines of its metrics. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stream_grpo.pace.bottleneck import WINDOW_S, Shares, bottleneck
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """A run over its last minute, and as it is now."""
+
+    step: int
+    num_steps: int
+    left_s: float | None
+    """To the last step, at the present pace."""
+    sampled_per_s: float
+    """Tokens that reached the buffer, a second."""
+    trained_per_s: float
+    queue: Mapping[str, int]
+    """Groups in flight, buffered, leased."""
+    age_mean: float
+    age_max: int
+    age_parts: Mapping[str, float]
+    """Mean publish lag, in flight, in queue."""
+    bottleneck: str
+    alarms: tuple[str, ...] = ()
+    """The newest alarms, each with its step."""
+
+
+class PaceWatch:
+    """Follows the lines of a run."""
+
+    def __init__(self, num_steps: int) -> None:
+        """`num_steps`: of the whole run."""
+        self._num_steps = num_steps
+        self._by_part: dict[str, deque[Line]] = {}
+        self._steps: deque[Line] = deque()
+        self._last: Line | None = None
+        self._alarms: deque[str] = deque(maxlen=3)
+
+    def take(self, line: Line) -> None:
+        """Take note of a line."""
+        if line["event"] == "status":
+            self._add(self._by_part.setdefault(line["part"], deque()), line)
+        elif line["event"] == "step":
+            if self._last is not None and line["step"] <= self._last["step"]:
+                self._steps.clear()  # after a restore
+            self._add(self._steps, line)
+            self._last = line
+        elif line["event"] == "alarm":
+            self._alarms.append(f"step {line['step']}: {line['sentence']}")
+
+    @staticmethod
+    def _add(lines: deque[Line], line: Line) -> None:
+        # A part that was started again counts from 0.
+        if lines and line.get("busy_s", 0.0) < lines[-1].get("busy_s", 0.0):
+            lines.clear()
+        lines.append(line)
+        # One line stays that is a whole window old.
+        while len(lines) > 2 and lines[1]["time_s"] <= line["time_s"] - WINDOW_S:
+            lines.popleft()
+
+    def now(self) -> Pace | None:
+        """The pace; None before the first step, and before two looks at a buffer."""
+        last, buffers = self._last, self._by_part.get("buffer", deque())
+        if last is None or len(buffers) < 2:
+            return None
+        tokens = {name: _rate(buffers, "ledger", "tokens", name) for name in ("generated", "trained")}
+        parts = {name: last.get(f"age_{name}_mean", 0.0) for name in ("publish_lag", "in_flight", "in_queue")}
+        return Pace(
+            step=last["step"],
+            num_steps=self._num_steps,
+            left_s=self._left_s(),
+            sampled_per_s=tokens["generated"],
+            trained_per_s=tokens["trained"],
+            queue={name: buffers[-1].get(name, 0) for name in ("in_flight", "buffered", "leased")},
+            age_mean=last["age_mean"],
+            age_max=last["age_max"],
+            age_parts=parts,
+            bottleneck=bottleneck(self.shares(), min(WINDOW_S, _span_s(buffers))),
+            alarms=tuple(self._alarms),
+        )
+
+    def shares(self) -> Shares:
+        """What both sides did in the last minute."""
+        samplers = [lines for lines in self._by_part.values() if "num_slots" in lines[-1]]
+        num = max(1, len(samplers))
+        causes = sorted({name for lines in samplers for name in lines[-1]["idle_s"]})
+        learner = self._by_part.get("learner", ())
+        running = [min(1.0, line["num_running"] / line["num_slots"]) for lines in samplers for line in lines]
+        return Shares(
+            learner_waited=_rate(learner, "waited_s"),
+            learner_published=_rate(learner, "publish_s") + _rate(learner, "checkpoint_s"),
+            sampler_idle={name: sum(_rate(lines, "idle_s", name) for lines in samplers) / num for name in causes},
+            sampler_stalled=sum(_rate(lines, "stall_s") for lines in samplers) / num,
+            slots_taken=sum(running) / len(running) if running else 1.0,
+        )
+
+    def _left_s(self) -> float | None:
+        num = self._steps[-1]["step"] - self._steps[0]["step"]
+        return (self._num_steps - self._steps[-1]["step"]) * _span_s(self._steps) / num if num else None
+
+
+def _span_s(lines: Sequence[Line]) -> float:
+    return float(lines[-1]["time_s"] - lines[0]["time_s"])
+
+
+def _rate(lines: Sequence[Line], *path: str) -> float:
+    """By how much a count grew a second, from the first to the last of the lines; 0 where that is not known."""
+    if len(lines) < 2 or not (span_s := _span_s(lines)):
+        return 0.0
+    first, last = (_at(line, path) for line in (lines[0], lines[-1]))
+    return max(0.0, last - first) / span_s
+
+
+def _at(line: Line, path: tuple[str, ...]) -> float:
+    value: Any = line
+    for key in path:
+        value = value.get(key, 0.0)
+    return float(value)

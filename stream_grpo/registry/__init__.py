@@ -1,0 +1,1 @@
+"""Every figure that a line of `metrics.jsonl` carries: name, unit, meaning."""

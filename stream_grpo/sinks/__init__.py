@@ -1,0 +1,1 @@
+"""Where the lines of a run's metrics go besides `metrics.jsonl`."""
