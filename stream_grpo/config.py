@@ -245,6 +245,8 @@ class Learner(Section):
     """Learner processes; one is what runs."""
     microbatch_tokens: int = Field(16384, ge=1)
     """Padded tokens of one forward and backward at most (one rollout always fits)."""
+    share_prompts: bool = True
+    """Compute the prompt of a group once for all its rollouts, in batches where that is cheaper."""
     num_epochs: int = Field(1, ge=1)
     """Passes over a train batch."""
     num_minibatches: int = Field(1, ge=1)

@@ -53,6 +53,7 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
             "zero_stage",
             "num_ranks",
             "microbatch_tokens",
+            "share_prompts",
             "num_threads",
             "num_gpus",
             "checkpoint_interval",

@@ -191,6 +191,7 @@ class ListModel:
     """Engine and step of the learner: a step adds the leased groups to the list."""
 
     vocab_size = VOCAB_SIZE
+    attention_cost = None
 
     def __init__(self, channel: Leased) -> None:
         self._channel, self.trained = channel, list[str]()

@@ -7,13 +7,15 @@ nothing is shifted here (`logprobs.token_logprobs` does that, once).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_grpo.learner.shared_prompts import SharedPrompts, cost, pays, share, shared_prompts
 from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup, StepScore
 
 
@@ -74,6 +76,8 @@ class Microbatch:
     """True where the weights that sampled the token are known to differ from the learner's."""
     token_advantages_BT: NDArray[np.float64] | None = None
     """What single tokens get on top of advantages_B; None: nothing."""
+    prompts: SharedPrompts | None = None
+    """The same tokens with each prompt once, where that is how they are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +140,14 @@ def make_train_batch(
     num_minibatches: int = 1,
     sampled_by: Callable[[PolicyVersion], Sampled] = lambda version: Sampled(0),
     is_trained: Callable[[Rollout], bool] = lambda rollout: True,
+    attention_cost: float | None = None,
 ) -> TrainBatch:
     """Check the groups, give every valid rollout its advantage, cut into minibatches of whole groups and pack those.
 
     Minibatch i takes groups i, i + num_minibatches, ...: groups come oldest first, and so the ages are spread evenly.
-    Valid rollouts that are not `is_trained` enter the baseline of their group and not the loss. The result depends on
-    the order of the groups and on nothing else. Raises ValueError that names group and rollout.
+    Valid rollouts that are not `is_trained` enter the baseline of their group and not the loss. The rollouts of a group
+    share a prompt where that is cheaper, by the model's `attention_cost` (`shared_prompts.cost`); None: never. The
+    result depends on the order of the groups and on nothing else. Raises ValueError that names group and rollout.
     """
     if not groups or len(groups) < num_minibatches:
         raise ValueError(f"{len(groups)} groups for {num_minibatches} minibatches")
@@ -149,7 +155,8 @@ def make_train_batch(
     num_valid = sum(rollout.valid for group in groups for rollout in group.rollouts)
     return TrainBatch(
         minibatches=tuple(
-            _minibatch(trained[i::num_minibatches], microbatch_tokens, sampled_by) for i in range(num_minibatches)
+            _minibatch(trained[i::num_minibatches], microbatch_tokens, sampled_by, attention_cost)
+            for i in range(num_minibatches)
         ),
         num_groups=len(groups),
         num_left_out=sum(len(group.rollouts) for group in groups) - num_valid,
@@ -235,17 +242,52 @@ def _complaints(rollout: Rollout, vocab_size: int) -> Iterable[str]:
 
 
 def _minibatch(
-    trained: Sequence[Sequence[Trained]], microbatch_tokens: int, sampled_by: Callable[[PolicyVersion], Sampled]
+    trained: Sequence[Sequence[Trained]],
+    microbatch_tokens: int,
+    sampled_by: Callable[[PolicyVersion], Sampled],
+    attention_cost: float | None,
 ) -> Minibatch:
     rows = [row for group in trained for row in group]
-    packs = pack([len(row.rollout.token_ids) for row in rows], microbatch_tokens)
     return Minibatch(
-        microbatches=tuple(_pad([rows[i] for i in indices], sampled_by) for indices in packs),
+        microbatches=tuple(_microbatches(rows, microbatch_tokens, sampled_by, attention_cost)),
         num_groups=len(trained),
         num_problems=sum(bool(group) for group in trained),
         num_sequences=len(rows),
         num_tokens=sum(row.rollout.num_sampled_tokens for row in rows),
     )
+
+
+def _microbatches(
+    rows: Sequence[Trained],
+    microbatch_tokens: int,
+    sampled_by: Callable[[PolicyVersion], Sampled],
+    attention_cost: float | None,
+) -> Iterator[Microbatch]:
+    lengths = [len(row.rollout.token_ids) for row in rows]
+    packs = pack(lengths, microbatch_tokens)
+    if attention_cost is not None and rows:
+        prompts = [tuple(row.rollout.token_ids[: row.rollout.num_prompt_tokens].tolist()) for row in rows]
+        together, widths = share(prompts, lengths, max_tokens=microbatch_tokens)
+        shared_packs = pack(widths, microbatch_tokens)
+        costs = [
+            cost(((len(one), sizes[one[0]]) for one in of), attention_cost=attention_cost)
+            for of, sizes in ((shared_packs, widths), (packs, lengths))
+        ]
+        if pays(*costs):
+            for numbers in shared_packs:
+                yield _shared([[rows[i] for i in together[number]] for number in numbers], sampled_by)
+            return
+    for indices in packs:
+        yield _pad([rows[i] for i in indices], sampled_by)
+
+
+def _shared(rows: Sequence[Sequence[Trained]], sampled_by: Callable[[PolicyVersion], Sampled]) -> Microbatch:
+    sequences = [sequence for row in rows for sequence in row]
+    padded = _pad(sequences, sampled_by)
+    num_prompt_B = np.array([sequence.rollout.num_prompt_tokens for sequence in sequences], dtype=np.int64)
+    numbers = iter(range(len(sequences)))
+    of_rows = [list(islice(numbers, len(row))) for row in rows]
+    return replace(padded, prompts=shared_prompts(padded.token_ids_BT, padded.lengths_B, num_prompt_B, of_rows))
 
 
 def with_shuffled_rewards(group: RolloutGroup, seed: int) -> RolloutGroup:

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -32,13 +33,17 @@ from stream_grpo.algo.recipe import Recipe
 from stream_grpo.config import Learner
 from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.batching import pack
-from stream_grpo.learner.forward import PLAIN, Distribution, logits, with_fp32_head
+from stream_grpo.learner.forward import PLAIN, Distribution, Shared, logits, on_device, shared_logits, with_fp32_head
 from stream_grpo.learner.reference import Reference
+from stream_grpo.learner.shared_prompts import shared_prompts
 from stream_grpo.weights.fingerprint import Recorder, decoder_modules, starts
 from stream_grpo.weights.manifest import Fingerprint
 
 COLLECTIVE_TIMEOUT_S = 600.0
 _TAG = "state"
+# Far above rounding, far below what another prompt in sight would do.
+_SHARED_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+_log = logging.getLogger(__name__)
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
 
 
@@ -69,6 +74,8 @@ class LearnerEngine:
         model_config: Any = self._module.config
         self.vocab_size = int(model_config.get_text_config().vocab_size)
         """Width of the logits: token ids are below it."""
+        self.attention_cost = self._attention_cost() if learner.share_prompts else None
+        """Of the model, see `shared_prompts.cost`; None where prompts are not shared."""
 
     @property
     def device(self) -> torch.device:
@@ -76,18 +83,58 @@ class LearnerEngine:
         device: torch.device = self._engine.device
         return device
 
-    def logprobs(self, token_ids_BT: Tensor, num_last: int, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+    def _attention_cost(self) -> float | None:
+        """By the multiplications of a forward pass; None for a model whose attention does not take our mask."""
+        config: Any = self._module.config
+        text, weight = config.get_text_config(), self._module.get_input_embeddings().weight  # type: ignore[operator]
+        num_tied = 0 if text.tie_word_embeddings else getattr(weight, "ds_numel", weight.numel())
+        num_weights = sum(getattr(p, "ds_numel", p.numel()) for p in self._module.parameters()) - num_tied
+        if (gap := self._gap_of_shared_prompts()) > _SHARED_TOLERANCE[self._dtype]:
+            _log.warning(
+                "learner.share_prompts has no effect: logprobs of this model move by %.1e where rollouts share their "
+                "prompt, so that its attention does not keep them apart",
+                gap,
+            )
+            return None
+        # Of a token: 2 multiplications a weight. Of a pair: query times key and weight times value in every layer.
+        return 2 * float(text.hidden_size * text.num_hidden_layers) / num_weights
+
+    @torch.no_grad()
+    def _gap_of_shared_prompts(self) -> float:
+        """Largest gap between the logprobs of a few sequences computed apart and with their prompt once."""
+        lengths_B, num_prompt_B = np.array([9, 7, 8]), np.array([4, 4, 4])
+        ids_BT = np.arange(27).reshape(3, 9) % self.vocab_size
+        ids_BT[:, :4] = ids_BT[0, :4]
+        shared = on_device(shared_prompts(ids_BT, lengths_B, num_prompt_B, [[0, 1, 2]]), lengths_B, 3, self.device)
+        ids = torch.from_numpy(ids_BT).to(self.device)
+        apart, _ = self.logprobs(ids, ids.shape[1] - shared.first)
+        together, _ = self.logprobs(ids, ids.shape[1] - shared.first, shared)
+        is_token = (
+            torch.arange(shared.first, 9, device=self.device) < torch.from_numpy(lengths_B).to(self.device)[:, None]
+        )
+        is_known = is_token & apart.isfinite() & together.isfinite()
+        return float(torch.where(is_known, (apart - together).abs(), 0.0).max())
+
+    def logprobs(
+        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy) of the last tokens under the sampler's distribution, [B, num_last] each."""
+        if shared is not None:
+            logits_RLV = shared_logits(self._engine, shared, getattr(torch, self._dtype))
+            return (
+                self._distribution.logprobs_at(logits_RLV, shared, token_ids_BT),
+                self._distribution.entropy_at(logits_RLV, shared, with_gradient=entropy_gradient),
+            )
         logits_BKV, ids_BK = logits(self._engine, token_ids_BT, num_last), token_ids_BT[:, -num_last:]
         return (
             self._distribution.logprobs(logits_BKV, ids_BK),
             self._distribution.entropy(logits_BKV, ids_BK, with_gradient=entropy_gradient),
         )
 
-    def reference_logprobs(self, token_ids_BT: Tensor, num_last: int) -> Tensor:
+    def reference_logprobs(self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None) -> Tensor:
         """Logprobs of the reference policy, without a gradient. Only with a recipe that has one."""
         assert self._reference is not None, "the recipe has no reference weights"
-        return self._reference.logprobs(self._distribution, token_ids_BT, num_last)
+        return self._reference.logprobs(self._distribution, token_ids_BT, num_last, shared)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a part of the loss."""

@@ -20,6 +20,7 @@ from stream_grpo.algo.mask import outward, second_moment_bound
 from stream_grpo.algo.recipe import Recipe, given
 from stream_grpo.algo.step_scale import WeightSums, weight_sums
 from stream_grpo.learner.batching import Microbatch, TrainBatch
+from stream_grpo.learner.forward import Shared, on_device
 
 
 class Model(Protocol):
@@ -29,10 +30,15 @@ class Model(Protocol):
     def device(self) -> torch.device:
         """Where its weights are."""
 
-    def logprobs(self, token_ids_BT: Tensor, num_last: int, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """(logprobs, entropy) of the last tokens under the sampler's distribution, [B, num_last] each."""
+    def logprobs(
+        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(logprobs, entropy) of the last tokens under the sampler's distribution, [B, num_last] each.
 
-    def reference_logprobs(self, token_ids_BT: Tensor, num_last: int) -> Tensor:
+        `shared`: the same sequences as rows that share prompts, where that is how they are computed.
+        """
+
+    def reference_logprobs(self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None) -> Tensor:
         """Logprobs of the reference policy, without a gradient."""
 
     def backward(self, loss: Tensor) -> None:
@@ -70,11 +76,11 @@ def first_pass(model: Model, recipe: Recipe, batch: TrainBatch, *, num_updates: 
     weights: list[WeightSums] = []
     for microbatch in (m for minibatch in batch.minibatches for m in minibatch.microbatches):
         tensors = tensors_of(microbatch, model.device)
-        logprobs_BK, _ = model.logprobs(tensors.token_ids_BT, tensors.num_last)
+        logprobs_BK, _ = model.logprobs(*tensors.sequences)
         if keeps_start:
             start[id(microbatch)] = logprobs_BK
         if recipe.kl_place == "advantage":
-            reference_BK = model.reference_logprobs(tensors.token_ids_BT, tensors.num_last)
+            reference_BK = model.reference_logprobs(*tensors.sequences)
             term_BK = kl_to_advantage(logprobs_BK, reference_BK, tensors.mask_BK, weight=kl_weight).kl_BT
             terms[id(microbatch)] = torch.where(tensors.regularized_B(recipe).unsqueeze(1), term_BK, 0.0)
         if recipe.mask_second_moment is not None:
@@ -117,6 +123,13 @@ class Tensors(NamedTuple):
     problem_tokens_B: Tensor
     has_signal_B: Tensor
     token_advantage_BK: Tensor | None = None
+    shared: Shared | None = None
+    """How the sequences are computed, where they share prompts."""
+
+    @property
+    def sequences(self) -> tuple[Tensor, int, Shared | None]:
+        """What a model is asked about."""
+        return self.token_ids_BT, self.num_last, self.shared
 
     @property
     def advantage_BK(self) -> Tensor:
@@ -151,4 +164,5 @@ def tensors_of(microbatch: Microbatch, device: torch.device) -> Tensors:
         problem_tokens_B=whole(microbatch.problem_tokens_B),
         has_signal_B=whole(microbatch.has_signal_B),
         token_advantage_BK=None if (extra := microbatch.token_advantages_BT) is None else late(extra),
+        shared=None if (rows := microbatch.prompts) is None else on_device(rows, microbatch.lengths_B, first, device),
     )

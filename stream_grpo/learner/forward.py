@@ -1,6 +1,6 @@
 """One forward pass: logprobs of given tokens, and entropy, under the distribution that the sampler draws from.
 
-B sequences, T tokens, K of them at the end, V vocabulary.
+B sequences, T tokens, K of them at the end, V vocabulary; where prompts are shared R rows of L tokens.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from stream_grpo.algo.filter_logits import filter_logits
-from stream_grpo.learner.logprobs import token_entropy, token_logprobs
+from stream_grpo.learner.logprobs import entropy_at, logprobs_at, token_entropy, token_logprobs
+from stream_grpo.learner.shared_prompts import SharedPrompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,18 @@ class Distribution:
         with torch.set_grad_enabled(with_gradient):
             return token_entropy(self._filtered(logits_BTV), token_ids_BT, self._divisor)
 
+    def logprobs_at(self, logits_RLV: Tensor, shared: Shared, token_ids_BT: Tensor) -> Tensor:
+        """What `logprobs` gives for the last tokens, [B, K], from the logits of rows that share prompts."""
+        ids_BJ = token_ids_BT[:, -shared.at_BJ.shape[1] :]
+        given = self._filtered(logits_RLV), shared.row_B, shared.at_BJ
+        return pad(logprobs_at(*given, ids_BJ, self._divisor), (1, 0))
+
+    def entropy_at(self, logits_RLV: Tensor, shared: Shared, *, with_gradient: bool) -> Tensor:
+        """What `entropy` gives for the last tokens, [B, K], from the logits of rows that share prompts."""
+        with torch.set_grad_enabled(with_gradient):
+            given = self._filtered(logits_RLV), shared.row_B, shared.at_BJ
+            return pad(entropy_at(*given, self._divisor), (1, 0))
+
     @property
     def _divisor(self) -> float:
         return self.temperature if self.has_full_support else 1.0
@@ -55,6 +70,47 @@ class Distribution:
 
 PLAIN = Distribution(temperature=1.0)
 """What a probe is measured under."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Rows of shared prompts on the device, see `shared_prompts`; logits are wanted from column `first` on."""
+
+    token_ids_RL: Tensor
+    position_ids_RL: Tensor
+    sees_RLL: Tensor
+    row_B: Tensor
+    at_BJ: Tensor
+    """Where, counted from `first`, stands what gives a token its logits; J = K - 1 tokens a sequence."""
+    first: int
+
+
+def on_device(prompts: SharedPrompts, lengths_B: NDArray[np.int64], first: int, device: torch.device) -> Shared:
+    """The rows as tensors, for logits from column `first` on: no later than the end of any prompt."""
+    arrays = (
+        prompts.token_ids_RL,
+        prompts.position_ids_RL,
+        prompts.sees(),
+        prompts.row_B,
+        prompts.before(lengths_B, first) - first,
+    )
+    ids_RL, positions_RL, sees_RLL, row_B, at_BJ = (torch.from_numpy(array).to(device) for array in arrays)
+    return Shared(ids_RL, positions_RL, sees_RLL, row_B, at_BJ, first)
+
+
+def shared_logits(model: Callable[..., Any], shared: Shared, dtype: torch.dtype) -> Tensor:
+    """[R, L - first, V] logits of rows that share prompts. The model's attention takes a mask of four dimensions."""
+    hidden = torch.zeros(shared.sees_RLL.shape, dtype=dtype, device=shared.sees_RLL.device)
+    hidden.masked_fill_(~shared.sees_RLL, torch.finfo(dtype).min)
+    output = model(
+        input_ids=shared.token_ids_RL,
+        attention_mask=hidden.unsqueeze(1),
+        position_ids=shared.position_ids_RL,
+        use_cache=False,
+        logits_to_keep=shared.token_ids_RL.shape[1] - shared.first,
+    )
+    result: Tensor = output.logits
+    return result
 
 
 def logits(model: Callable[..., Any], token_ids_BT: Tensor, num_last: int) -> Tensor:

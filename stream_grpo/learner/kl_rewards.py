@@ -39,8 +39,8 @@ def with_kl_in_rewards(
     terms_B = np.zeros(sum(len(group.rollouts) for group in groups))
     for microbatch in batch.minibatches[0].microbatches:
         tensors = tensors_of(microbatch, model.device)
-        policy_BK, _ = model.logprobs(tensors.token_ids_BT, tensors.num_last)
-        reference_BK = model.reference_logprobs(tensors.token_ids_BT, tensors.num_last)
+        policy_BK, _ = model.logprobs(*tensors.sequences)
+        reference_BK = model.reference_logprobs(*tensors.sequences)
         term_B, _ = kl_to_reward(policy_BK, reference_BK, tensors.mask_BK, weight=weight)
         terms_B[microbatch.advantages_B.astype(np.int64)] = term_B.double().cpu().numpy()
     rewarded, first = [], 0

@@ -26,6 +26,26 @@ def token_logprobs(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float)
     return pad(chosen_BT - logits_BTV.logsumexp(-1), (1, 0))
 
 
+def logprobs_at(logits_RLV: Tensor, row_B: Tensor, at_BJ: Tensor, token_ids_BJ: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature) of tokens whose distributions lie at [row, at], [B, J].
+
+    Raises ValueError for a temperature that is not positive.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature {temperature}: expected above 0")
+    logits_RLV = _scaled(logits_RLV, temperature)
+    rows_B1 = row_B.unsqueeze(1)
+    return logits_RLV[rows_B1, at_BJ, token_ids_BJ] - logits_RLV.logsumexp(-1)[rows_B1, at_BJ]
+
+
+def entropy_at(logits_RLV: Tensor, row_B: Tensor, at_BJ: Tensor, temperature: float) -> Tensor:
+    """Entropy in nats of the distributions at [row, at], [B, J]."""
+    num_rows = max(1, _CHUNK_ELEMENTS // logits_RLV[0].numel())
+    starts = range(0, len(logits_RLV), num_rows)
+    parts = [_entropy(_scaled(logits_RLV[start : start + num_rows], temperature)) for start in starts]
+    return torch.cat(parts)[row_B.unsqueeze(1), at_BJ]
+
+
 def token_entropy(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float) -> Tensor:
     """Entropy in nats of the distribution each token is drawn from, [B, T]."""
     _check(logits_BTV, token_ids_BT, temperature)

@@ -153,6 +153,7 @@ class LearnerProcess:
             num_minibatches=self._config.learner.num_minibatches,
             sampled_by=self._sampled_by,
             is_trained=self._is_trained,
+            attention_cost=self._engine.attention_cost,
         )
 
     def _sampled_by(self, version: PolicyVersion) -> Sampled:

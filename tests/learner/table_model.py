@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stream_grpo.learner.forward import Distribution
+from stream_grpo.learner.forward import Distribution, Shared
 
 
 class TableModel:
@@ -25,12 +25,14 @@ class TableModel:
         self.num_backward = 0
         self.ended_steps: list[int] = []
 
-    def logprobs(self, token_ids_BT: Tensor, num_last: int, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+    def logprobs(
+        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
         logits, ids = self.weights[token_ids_BT][:, -num_last:], token_ids_BT[:, -num_last:]
         entropy = self.distribution.entropy(logits, ids, with_gradient=entropy_gradient)
         return self.distribution.logprobs(logits, ids), entropy
 
-    def reference_logprobs(self, token_ids_BT: Tensor, num_last: int) -> Tensor:
+    def reference_logprobs(self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None) -> Tensor:
         logits = self.reference[token_ids_BT][:, -num_last:]
         return self.distribution.logprobs(logits, token_ids_BT[:, -num_last:])
 

@@ -36,6 +36,7 @@ class FakeEngine:
     """One weight that counts train steps."""
 
     vocab_size = 100
+    attention_cost = None
 
     def __init__(self) -> None:
         self.weight = 0.0
