@@ -86,9 +86,9 @@ def test_c52_an_unknown_key_without_a_near_name_lists_what_is_known() -> None:
         ("steps", 3, "did you mean run.num_steps?"),
         ("learner", {"temperature": 1.0}, "did you mean sampler.temperature?"),
         # What is near to nothing is taken for nothing.
-        ("problems", {"files": []}, "known: algo, buffer, curator"),
-        ("x", 3, "known: algo, buffer, curator"),
-        ("run", {"pool": 2}, "known: name, num_steps, root, seed"),
+        ("problems", {"files": []}, "known: algo, buffer, control, curator"),
+        ("x", 3, "known: algo, buffer, control, curator"),
+        ("run", {"pool": 2}, "known: max_generated_tokens, name, num_steps, root, seed"),
     ],
 )
 def test_c52_a_hint_is_given_only_where_it_makes_sense(section: str, name: object, hint: str) -> None:
