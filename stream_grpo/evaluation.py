@@ -267,6 +267,10 @@ class EvaluationRun(Generic[P]):
         """The scores by domain as plain JSON values, all domains in the headline. Raises as `scores` does."""
         return as_dicts(summarize(self.scores(), self._seed))
 
+    def counts(self) -> dict[str, list[int]]:
+        """Passed and scored samples by problem id: what pairs two evaluations. Raises as `scores` does."""
+        return {score.problem_id: [score.num_passed, score.num_scored] for score in self.scores()}
+
 
 def evaluate(
     run: EvaluationRun[P], generate: Callable[[Sequence[GenerationRequest]], Iterable[Generation]]

@@ -164,7 +164,8 @@ class Controller:
 
     def _change(self, setting: Setting, value: float, reason: str, *, loosens: bool) -> Change:
         before = self.settings
-        self.settings = replace(before, **{setting: value})
+        changed: dict[str, Any] = {setting: value}
+        self.settings = replace(before, **changed)
         self._num_calm, self._has_loosened = 0, loosens
         # Tokens of before may still be as old as the target allowed, and weights as old as the interval makes them.
         self._num_skipped = before.target_policy_age + max(self.publish_interval, self.settings.publish_interval)
