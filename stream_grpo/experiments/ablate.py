@@ -52,6 +52,8 @@ def _kl(config: Config) -> Iterable[Variant]:
         return
     for kl, reference in (("k3", "fixed"), ("k2", "behavior")):
         chosen = {"kl": kl, "kl_place": "loss", "kl_weight": str(KL_WEIGHT), "kl_reference": reference}
+        if config.algo.regularize_without_signal is None:
+            chosen["regularize_without_signal"] = "false"
         yield f"kl-{reference}", {f"algo.{name}": value for name, value in chosen.items()}
 
 

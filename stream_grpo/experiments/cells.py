@@ -56,7 +56,11 @@ class Series:
 
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise ConfigError where a cell cannot be run, before any is."""
+        seen = set[str]()
         for cell in cells:
+            if cell.name in seen:
+                raise ConfigError(f"two cells are called {cell.name!r}: their settings are the same; leave one out")
+            seen.add(cell.name)
             try:
                 self._is_done(cell, self.config(cell))
             except ConfigError as error:
