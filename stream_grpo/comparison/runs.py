@@ -55,9 +55,12 @@ def read_run(path: Path) -> Run:
     manifest = _object(path / MANIFEST_FILE, "no run there")
     summary = _object(path / "summary.json", "the run has not come to its end; go on with --resume")
     domains = _domains(path)
+    tokens, during = _during(MetricsReader(path).new_lines())
+    # Those of the last step: what samplers had under way when it ended was never trained on.
+    spent = tokens[max(tokens)] if tokens else spent_tokens(summary["tokens"])
     before, after = (
         _whole(path, summary, when, domains, num_tokens=num, step=step)
-        for when, num, step in (("before", 0, 0), ("after", spent_tokens(summary["tokens"]), summary["steps"]))
+        for when, num, step in (("before", 0, 0), ("after", spent, summary["steps"]))
     )
     identities = manifest.get("identities") or [{}]
     return Run(
@@ -67,7 +70,7 @@ def read_run(path: Path) -> Run:
         identity=identities[-1].get("identity", {}),
         domains=domains,
         before=before,
-        during=tuple(_during(MetricsReader(path).new_lines())),
+        during=tuple(during),
         after=after,
     )
 
@@ -110,8 +113,8 @@ def _whole(
     )
 
 
-def _during(lines: Iterable[Mapping[str, Any]]) -> list[Evaluated]:
-    """The evaluations during training, of the steps that the model is made of, by step."""
+def _during(lines: Iterable[Mapping[str, Any]]) -> tuple[dict[int, int], list[Evaluated]]:
+    """Tokens spent by each step that the model is made of, and the evaluations of these steps, by step."""
     tokens: dict[int, int] = {}
     found: dict[int, Mapping[str, Any]] = {}
     branch_of: dict[int, int] = {}
@@ -123,9 +126,8 @@ def _during(lines: Iterable[Mapping[str, Any]]) -> list[Evaluated]:
             tokens[line["step"]], branch_of[line["step"]] = spent_tokens(line["tokens"]), line["branch"]
         elif line["event"] == "evaluation":
             found[line["step"]] = line
-    return [
-        _interval(found[step], tokens[step]) for step in sorted(found) if branch_of.get(step) == found[step]["branch"]
-    ]
+    kept = (step for step in sorted(found) if branch_of.get(step) == found[step]["branch"])
+    return tokens, [_interval(found[step], tokens[step]) for step in kept]
 
 
 def _interval(line: Mapping[str, Any], num_tokens: int) -> Evaluated:

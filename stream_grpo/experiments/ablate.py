@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import get_args
 
 from stream_grpo.algo.choices import Aggregation
@@ -128,17 +127,15 @@ def ablate(
     variants = variants_of(config, over, vary)
     budget = num_tokens or config.run.max_generated_tokens
     cells = cells_of(config, variants, num_seeds, budget)
-    series.check(cells)
-    runs: dict[str, Path] = {}
     if budget is None:
-        runs[cells[0].name] = series.made(cells[0], say)
-        budget = read_run(runs[cells[0].name]).after.num_tokens
+        for cell in cells:
+            series.config(cell)
+        series.check(cells[:1])
+        budget = read_run(series.made(cells[0], say)).after.num_tokens
         say(f"{cells[0].name} sampled {budget:,} tokens: where the others end")
         cells[1:] = cells_of(config, variants, num_seeds, budget)[1:]
-        series.check(cells)
-    for cell in cells:
-        if cell.name not in runs:
-            runs[cell.name] = series.made(cell, say)
+    series.check(cells)
+    runs = {cell.name: series.made(cell, say) for cell in cells}
     # The configuration first, and all seeds of a variant together.
     order = [f"{name}-s{config.run.seed + index}" for name, _ in variants for index in range(num_seeds)]
     return compare([read_run(runs[name]) for name in order], config.run.seed)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +19,7 @@ from stream_grpo.errors import ConfigError, StreamGrpoError
 from stream_grpo.rundir import with_absolute_paths
 
 MAX_NAME = 90
+_LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 SHOWN_LINES = 15
 """Last lines of the log of a cell that failed."""
 
@@ -96,15 +99,23 @@ class Series:
 
 
 def call(arguments: Sequence[str], log: Path, num_cores: int = 0) -> None:
-    """Run the `stream-grpo` command in a process of its own, its output into a file. Raises CellFailed."""
+    """Run the `stream-grpo` command in a process of its own, its output into a file. Raises CellFailed.
+
+    Where this process dies the other is told to stop, as service managers tell it, and leaves a checkpoint.
+    """
     cores = sorted(os.sched_getaffinity(0))[: num_cores or None]
+
+    def begin() -> None:
+        os.sched_setaffinity(0, cores)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
     with log.open("ab") as file:
         begun = file.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "stream_grpo.cli", *arguments],
             stdout=file,
             stderr=subprocess.STDOUT,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+            preexec_fn=begin,
         )
         try:
             code = process.wait()

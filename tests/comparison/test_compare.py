@@ -110,6 +110,8 @@ def test_steps_that_a_restore_made_again_count_with_their_last_tokens(tmp_path: 
     lines += [evaluation(2, {"a": 1}, branch=1), step(3, 400, branch=1)]
     run = read_run(make_run(tmp_path, "r", {"a": 2}, lines=lines))
     assert [(e.step, e.num_tokens, e.pass_at_1) for e in run.during] == [(2, 300, 0.25)]
+    # At the end those of the last step, and not the 1,000 that were sampled until the samplers stopped.
+    assert run.after.num_tokens == 400
 
 
 def test_only_the_headlines_domains_count(tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_a_run_that_has_not_ended_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_a_table_and_draws(tmp_path: Path) -> None:
-    lines = [step(5, 500), evaluation(5, {"a": 1, "b": 0})]
+    lines = [step(5, 500), evaluation(5, {"a": 1, "b": 0}), step(10, 1000)]
     runs = [make_run(tmp_path, f"{name}-s0", {"a": 2, "b": n}, lines=lines, w=n) for n, name in enumerate("xy")]
     result = call(*runs, "--picture", tmp_path / "p.svg")
     assert result.exit_code == 0, result.output

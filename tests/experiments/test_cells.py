@@ -11,10 +11,12 @@ from stream_grpo.config import Config
 from stream_grpo.config_file import load, parse, to_toml
 from stream_grpo.errors import ConfigError
 from stream_grpo.experiments import cells as celling
-from stream_grpo.experiments.ablate import BASE, variants_of
+from stream_grpo.experiments.ablate import BASE, ablate, variants_of
 from stream_grpo.experiments.ablate import cells_of as ablation_cells
 from stream_grpo.experiments.cells import Cell, CellFailed, Series, call, name_of
 from stream_grpo.experiments.sweep import cells_of, parse_grid
+from stream_grpo.rundir import with_absolute_paths
+from tests.comparison.folders import make_run
 
 SWITCH = Cell("age-1", {"stream.max_policy_age": "1"})
 
@@ -174,3 +176,34 @@ def test_axes_that_are_none_are_refused_and_other_settings_go_by_hand() -> None:
         ["max_policy_age-1", {"stream.max_policy_age": "1"}],
         ["max_policy_age-8", {"stream.max_policy_age": "8"}],
     ]
+
+
+def test_without_a_budget_the_first_run_sets_that_of_the_others_and_a_second_call_keeps_all(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series, begun = Series(file=file, overrides=(), root=tmp_path / "out"), list[str]()
+
+    def train(arguments: list[str], log: Path, num_cores: int) -> None:
+        settings = dict(part.split("=", 1) for part in arguments if "=" in part)
+        config = load(file, [f"{key}={value}" for key, value in settings.items()])
+        config = with_absolute_paths(config)
+        budget = config.run.max_generated_tokens
+        passed = {"a": 4 if config.learner.num_epochs == 2 else 2}
+        run = make_run(
+            tmp_path / "out", config.run.name, passed, num_tokens=budget or 1000, seed=config.run.seed,
+            epochs=config.learner.num_epochs,
+        )  # fmt: skip
+        (run / "config.toml").write_text(to_toml(config))
+        begun.append(config.run.name)
+
+    monkeypatch.setattr(celling, "call", train)
+    for _ in range(2):
+        found = ablate(series, [], ["learner.num_epochs=2"], num_seeds=3, num_tokens=None, say=lambda text: None)
+        # base: 2 of 4 right, the variant all, in every run.
+        assert [(row.label, row.pass_at_1, row.num_tokens) for row in found.rows] == [
+            ("base", 0.5, 1000),
+            ("num_epochs-2", 1.0, 1000),
+        ]
+        assert found.rows[1].difference is not None
+        assert found.rows[1].difference.low == 0.5
+    assert begun == [f"{name}-s{seed}" for seed in range(3) for name in ("base", "num_epochs-2")]
