@@ -87,3 +87,15 @@ def alarms(judged: Mapping[str, Mapping[str, Any]], step: int) -> list[dict[str,
             )
             found.append({"name": f"guard:{name}", "sentence": sentence, "cause": cause, "step": step})
     return found
+
+
+def guard_lines(judged: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What the end of a run says of its guards, one line each."""
+    lines = []
+    for name, facts in judged.items():
+        if (rise := facts["rise"]) is None:
+            lines.append(f"guard    {name}: nothing scored on both sides")
+        else:
+            verdict = "DROPPED" if facts["dropped"] else "holds"
+            lines.append(f"guard    {name}: {rise['mean']:+.3f} [{rise['low']:+.3f}, {rise['high']:+.3f}], {verdict}")
+    return lines

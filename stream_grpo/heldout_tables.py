@@ -68,3 +68,23 @@ def by_length(scores: Sequence[ProblemScore], buckets: Mapping[str, str], seed: 
     rows = as_dicts(summarize(known, seed))
     order = sorted(rows.keys() - {ALL, HEADLINE}, key=lambda label: int(label.rpartition("-")[2]))
     return {label: rows[label] for label in order}
+
+
+def report_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What the end of a run says of pass@k and of lengths, before and after training."""
+    powers, lengths = summary["heldout_pass_at_k"], summary["heldout_by_length"]
+    if not powers:
+        return []
+    pass_at_k = [
+        f"@{k} {_percent(row['value'])} to {_percent(powers['after'][HEADLINE].get(k, row)['value'])}"
+        for k, row in powers["before"][HEADLINE].items()
+    ]
+    by_tokens = [
+        f"{label} {_percent(row['pass_at_1'])} to {_percent(lengths['after'].get(label, row)['pass_at_1'])}"
+        for label, row in lengths["before"].items()
+    ]
+    return ["pass     " + ", ".join(pass_at_k), "lengths  in tokens before: " + ", ".join(by_tokens)]
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}%"

@@ -20,8 +20,8 @@ from stream_grpo.console import Console
 from stream_grpo.errors import ConfigError, StreamGrpoError
 from stream_grpo.evaluation import ProblemScore, as_dicts, paired_rise, summarize
 from stream_grpo.files import read_object, write_json
-from stream_grpo.guards import alarms, judge, split
-from stream_grpo.heldout_tables import by_length, length_buckets, pass_at_powers
+from stream_grpo.guards import alarms, guard_lines, judge, split
+from stream_grpo.heldout_tables import by_length, length_buckets, pass_at_powers, report_lines
 from stream_grpo.launch import Launcher, ray_session
 from stream_grpo.learner.checkpoint import newest_version
 from stream_grpo.metrics import MetricsLog, MetricsReader, WandbSink
@@ -55,6 +55,8 @@ def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
         summary = _run(config, begun, resume, console)
     write_json(config.run_dir / "summary.json", summary)
     console.summary(summary)
+    for line in (*report_lines(summary), *guard_lines(summary["guards"])):
+        console.say(line)
     return summary
 
 
@@ -275,14 +277,16 @@ class TrainingRun:
 
 
 def evaluate_model(config: Config, console: Console) -> dict[str, dict[str, Any]]:
-    """Score `model.path` on `evaluation.files` in this process; returns the scores by domain. Raises ConfigError."""
+    """Score `model.path` on `evaluation.files` in this process; scores by domain, with pass@k. Raises ConfigError."""
     config = with_absolute_paths(config)
     if found := [*unusable(config), *missing_files(config)]:
         raise ConfigError("\n".join(found))
     os.environ.update(environment(config))
     evaluation = Evaluation(config, choose_heldout(config, load_prompts(config), console.say).around)
     scores = evaluation.run(threading.Event())
-    return as_dicts(summarize(scores, config.run.seed, config.evaluation.domains))
+    rows = as_dicts(summarize(scores, config.run.seed, config.evaluation.domains))
+    powers = pass_at_powers(scores, config.run.seed, config.evaluation.domains)
+    return {name: {**row, "pass_at_k": powers[name]} for name, row in rows.items()}
 
 
 def _read_scores(path: Path) -> list[ProblemScore]:

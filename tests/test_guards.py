@@ -2,7 +2,7 @@
 
 from stream_grpo.config import Guard
 from stream_grpo.evaluation import ProblemScore
-from stream_grpo.guards import alarms, guarded_id, judge, split
+from stream_grpo.guards import alarms, guard_lines, guarded_id, judge, split
 
 SAFETY = Guard.model_validate({"name": "safety", "files": ["s.jsonl"], "max_drop": 0.1})
 
@@ -29,6 +29,7 @@ def test_a_fall_of_every_problem_beyond_the_bound_is_an_alarm() -> None:
     assert (alarm["name"], alarm["step"]) == ("guard:safety", 80)
     assert "pass@1 fell from 1.000 to 0.750, by 0.250 to 0.250 (95% over 3 problems)" in alarm["sentence"]
     assert alarm["cause"]
+    assert guard_lines(found) == ["guard    safety: -0.250 [-0.250, -0.250], DROPPED"]
 
 
 def test_a_fall_within_the_bound_or_of_few_problems_is_none() -> None:
@@ -51,4 +52,5 @@ def test_a_guard_without_scored_samples_has_no_rise_and_is_no_alarm() -> None:
     found = judge([SAFETY], unscored, unscored, seed=0)
     assert found["safety"]["rise"] is None
     assert found["safety"]["before"]["pass_at_1"] is None
+    assert guard_lines(found) == ["guard    safety: nothing scored on both sides"]
     assert not alarms(found, 1)

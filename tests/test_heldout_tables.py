@@ -3,7 +3,7 @@
 import pytest
 
 from stream_grpo.evaluation import ProblemScore
-from stream_grpo.heldout_tables import by_length, length_buckets, pass_at_powers
+from stream_grpo.heldout_tables import by_length, length_buckets, pass_at_powers, report_lines
 
 
 def score(problem_id: str, num_passed: int, domain: str = "d", **more: int) -> ProblemScore:
@@ -46,3 +46,18 @@ def test_lengths_of_one_evaluation_sort_the_problems_of_another() -> None:
     assert [row["pass_at_1"] for row in rows["before"].values()] == [0.0, 0.75]
     assert [row["pass_at_1"] for row in rows["after"].values()] == [1.0, 1.0]
     assert [row["num_problems"] for row in rows["after"].values()] == [1, 2]
+
+
+def test_the_end_of_a_run_says_both_before_and_after() -> None:
+    before, after = [score("a", 2, num_tokens=40)], [score("a", 4, num_tokens=40)]
+    buckets = length_buckets(before)
+    summary = {
+        "heldout_pass_at_k": {"before": pass_at_powers(before, 0), "after": pass_at_powers(after, 0)},
+        "heldout_by_length": {"before": by_length(before, buckets, 0), "after": by_length(after, buckets, 0)},
+    }
+    # pass@2 of 2 of 4 is 5/6.
+    assert report_lines(summary) == [
+        "pass     @1 50.0% to 100.0%, @2 83.3% to 100.0%, @4 100.0% to 100.0%",
+        "lengths  in tokens before: 9-16 50.0% to 100.0%",
+    ]
+    assert report_lines({"heldout_pass_at_k": None, "heldout_by_length": None}) == []
