@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from curator.errors import CuratorError
-from stream_grpo import config_file, identity
+from stream_grpo import cli_experiments, config_file, identity
 from stream_grpo.algo.presets import DEFAULT, PRESETS, Preset
+from stream_grpo.cli_errors import errors as _errors
 from stream_grpo.config import Config
 from stream_grpo.console import Console
-from stream_grpo.errors import ConfigError, StreamGrpoError
+from stream_grpo.errors import ConfigError
 from stream_grpo.model_folder import unusable
 from stream_grpo.types import RewardResult
 
@@ -330,18 +328,9 @@ def _as_toml(name: str, preset: Preset) -> Iterator[str]:
         yield from config_file.toml_lines(key, value)
 
 
-@contextmanager
-def _errors(console: Console) -> Iterator[None]:
-    """Show what a user can act on as one message, not as a traceback; exit code 2 for bad input, 1 for a failed run."""
-    try:
-        yield
-    except (StreamGrpoError, CuratorError) as error:
-        console.error(str(error))
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except KeyboardInterrupt:
-        console.say("interrupted")
-        sys.exit(130)
-
+app.command()(cli_experiments.compare)
+app.command()(cli_experiments.sweep)
+app.command()(cli_experiments.ablate)
 
 if __name__ == "__main__":
     app()

@@ -46,6 +46,8 @@ class Run(Section):
     """Every seed of the run is derived from this one."""
     num_steps: int = Field(100, ge=0)
     """Learner steps in all, those before a resume included."""
+    max_generated_tokens: int | None = Field(None, ge=1)
+    """Its last step is that after which so many tokens were sampled, evaluations left out. None: num_steps alone."""
     stop_timeout_s: float = Field(25.0, gt=0)
     """What a stop by signal gives the processes, the learner's step in hand and its checkpoint included."""
 
@@ -360,6 +362,19 @@ class Weights(Section):
     """Largest single gap of probe logprobs, fp32."""
 
 
+class Guard(Section):
+    """A capability that training must not cost: problems that are never trained on, scored before and after it."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
+    """What it is called in the summary and in its alarm."""
+    files: tuple[Path, ...] = Field(min_length=1)
+    """Its problems, in the formats of the pool."""
+    max_drop: float = Field(0.02, ge=0, lt=1)
+    """A fall of pass@1 whose whole 95% interval lies beyond this is an alarm."""
+    num_problems: int = Field(64, ge=1)
+    """Problems that are scored; a seeded subset when there are more."""
+
+
 class Evaluation(Section):
     """Held-out problems, scored before, during and after training."""
 
@@ -373,12 +388,35 @@ class Evaluation(Section):
     """Engines that share these problems, each in a process of its own with the resources of a sampler."""
     domains: tuple[str, ...] = ()
     """Domains that make the headline figure; empty: all."""
+    problems_seed: int | None = Field(None, ge=0, lt=1 << 63)
+    """Of the choice of problems. None: run.seed. Runs of several seeds are compared on the same problems alone."""
+    guards: tuple[Guard, ...] = ()
+    """What a run must not lose, `[[evaluation.guards]]`; sampled as often as held-out problems."""
     interval: int = Field(25, ge=0)
     """Learner steps between two evaluations during training, on the engine of the first sampler. 0: none."""
     interval_problems: int = Field(64, ge=1)
     """Problems of each of these, from the headline's domains; more of them let newer weights wait for longer."""
     interval_samples: int = Field(4, ge=1)
     """Rollouts per problem of each of these."""
+
+
+class Control(Section):
+    """The closed loop: staleness steered by what it costs, see docs/control.md."""
+
+    enabled: bool = False
+    """Whether the learner moves its staleness by itself, within stream.max_policy_age and stream.publish_interval."""
+    min_ess: float = Field(0.9, gt=0, lt=1)
+    """Floor of the effective share of the trained tokens (`ess` in the metrics)."""
+    max_behavior_kl: float = Field(0.05, gt=0)
+    """Ceiling of KL(behavior || policy) per token, by k3."""
+    interval: int = Field(4, ge=1)
+    """Learner steps that both are averaged over before anything is decided; more after a change, until it shows."""
+    margin: float = Field(0.5, gt=0, lt=1)
+    """Share of the way from a bound to no staleness at all that must be left before anything is loosened."""
+    patience: int = Field(3, ge=1)
+    """So many averages in a row with that margin loosen by one; twice as many each time that had to be taken back."""
+    min_learning_rate_scale: float = Field(0.1, gt=0, le=1)
+    """The learning rate is never lowered below this share. 1: it stays."""
 
 
 class Ray(Section):
@@ -416,6 +454,7 @@ class Config(Section):
     rewards: Rewards = Rewards()
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
+    control: Control = Control()
     ray: Ray = Ray()
     tracking: Tracking = Tracking()
     alarms: Alarms = Alarms()
@@ -444,6 +483,7 @@ def _complaints(config: Config) -> Iterable[str]:
     yield from _rewards_complaints(config)
     yield from _buffer_complaints(config.buffer)
     yield from _curator_complaints(config.curator)
+    yield from _control_complaints(config)
 
 
 def _curator_complaints(curator: Curator) -> Iterable[str]:
@@ -452,6 +492,17 @@ def _curator_complaints(curator: Curator) -> Iterable[str]:
             f"curator.unseen_share = {curator.unseen_share}: with curator.exploration = {curator.exploration} the two "
             "are more than all picks; their sum is at most 1"
         )
+
+
+def _control_complaints(config: Config) -> Iterable[str]:
+    if config.control.enabled and config.stream.max_policy_age == 0:
+        yield (
+            "control.enabled = true with stream.max_policy_age = 0: the synchronous loop has no staleness to steer; "
+            "use a larger max_policy_age, or control.enabled = false"
+        )
+    names = [guard.name for guard in config.evaluation.guards]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield f"evaluation.guards: the name {twice[0]!r} is given twice; every guard needs a name of its own"
 
 
 def _buffer_complaints(buffer: Buffer) -> Iterable[str]:

@@ -135,7 +135,9 @@ def _kind(judge: Any) -> str:
 
 
 def _inner(kind: Any, name: str) -> Any:
-    """What stands under `name`: a field of a section, or an item of sections by names of the user's."""
+    """What stands under `name`: a field of a section, or an item of sections by names of the user's or by number."""
+    if name.isdecimal() and hasattr(kind, "model_fields"):
+        return kind
     found = kind.model_fields[name].annotation if hasattr(kind, "model_fields") else get_args(kind)[-1]
     choices = [choice for choice in get_args(found) if hasattr(choice, "model_fields")]
     return choices[0] if choices and get_origin(found) is not dict else found
@@ -144,7 +146,9 @@ def _inner(kind: Any, name: str) -> Any:
 def missing_files(config: Config) -> list[str]:
     """The problem files that a new run needs and does not find."""
     missing: list[str] = []
-    for name, files in (("pool.files", config.pool.files), ("evaluation.files", config.evaluation.files)):
+    named = [("pool.files", config.pool.files), ("evaluation.files", config.evaluation.files)]
+    named += [(f"evaluation.guards, {guard.name}", guard.files) for guard in config.evaluation.guards]
+    for name, files in named:
         missing += [f"{name}: {file}: no such file" for file in files if not file.exists()]
     return missing
 
@@ -174,7 +178,17 @@ def toml_lines(name: str, value: Any) -> list[str]:
     """A setting as TOML, which has no null: one that is None is left out, and None is its default."""
     if isinstance(value, dict):
         return [line for key, item in value.items() for line in toml_lines(f"{name}.{_toml_key(key)}", item)]
-    return [] if value is None else [f"{name} = {json.dumps(value, ensure_ascii=False)}"]
+    return [] if value is None else [f"{name} = {_toml_value(value)}"]
+
+
+def _toml_value(value: Any) -> str:
+    """Tables stand in a list, such as guards, on one line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, dict):
+        items = (f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items() if item is not None)
+        return f"{{{', '.join(items)}}}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _toml_key(key: str) -> str:

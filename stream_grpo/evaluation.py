@@ -116,6 +116,12 @@ def summarize(
 
     Raises ValueError for a headline domain that no problem has, or a domain called "all" or "headline".
     """
+    parts = by_domain(counts, headline_domains)
+    return {name: _domain_score(part, derived_seed(seed, name)) for name, part in parts.items()}
+
+
+def by_domain(counts: Sequence[ProblemScore], headline_domains: Iterable[str] = ()) -> dict[str, list[ProblemScore]]:
+    """The scores of each row of a summary: every domain, then "all", then "headline". Raises as `summarize` does."""
     domains = sorted({score.domain for score in counts})
     headline = set(headline_domains) or set(domains)
     if unknown := sorted(headline - set(domains)):
@@ -123,9 +129,7 @@ def summarize(
     if taken := {ALL, HEADLINE} & set(domains):
         raise ValueError(f"a domain cannot be called {sorted(taken)}: that is a row of the summary")
     parts = {domain: [s for s in counts if s.domain == domain] for domain in domains}
-    parts[ALL] = list(counts)
-    parts[HEADLINE] = [s for s in counts if s.domain in headline]
-    return {name: _domain_score(part, _derived_seed(seed, name)) for name, part in parts.items()}
+    return parts | {ALL: list(counts), HEADLINE: [s for s in counts if s.domain in headline]}
 
 
 def as_dicts(summary: Mapping[str, DomainScore]) -> dict[str, dict[str, float | int | None]]:
@@ -149,7 +153,7 @@ def paired_rise(before: Sequence[ProblemScore], after: Sequence[ProblemScore], s
     differences = differences[~np.isnan(differences)]
     if not differences.size:
         raise ValueError("no problem was scored both before and after")
-    low, high = _bootstrap_interval(differences, seed)
+    low, high = bootstrap_interval(differences, seed)
     return Rise(mean=float(differences.mean()), low=low, high=high, num_problems=differences.size)
 
 
@@ -196,7 +200,7 @@ class EvaluationRun(Generic[P]):
                 request = GenerationRequest(
                     request_id=f"eval/{index}/{sample}",
                     prompt_ids=prompt_ids,
-                    seed=_derived_seed(seed, problem.problem_id, sample),
+                    seed=derived_seed(seed, problem.problem_id, sample),
                     max_new_tokens=max_new_tokens,
                 )
                 self.requests.append(request)
@@ -263,6 +267,10 @@ class EvaluationRun(Generic[P]):
         """The scores by domain as plain JSON values, all domains in the headline. Raises as `scores` does."""
         return as_dicts(summarize(self.scores(), self._seed))
 
+    def counts(self) -> dict[str, list[int]]:
+        """Passed and scored samples by problem id: what pairs two evaluations. Raises as `scores` does."""
+        return {score.problem_id: [score.num_passed, score.num_scored] for score in self.scores()}
+
 
 def evaluate(
     run: EvaluationRun[P], generate: Callable[[Sequence[GenerationRequest]], Iterable[Generation]]
@@ -313,13 +321,13 @@ def _domain_score(scores: Sequence[ProblemScore], seed: int) -> DomainScore:
     num_unscored = sum(s.num_unscored for s in scores)
     if not rates.size:
         return DomainScore(pass_at_1=math.nan, low=math.nan, high=math.nan, num_problems=0, num_unscored=num_unscored)
-    low, high = _bootstrap_interval(rates, seed)
+    low, high = bootstrap_interval(rates, seed)
     return DomainScore(
         pass_at_1=float(rates.mean()), low=low, high=high, num_problems=rates.size, num_unscored=num_unscored
     )
 
 
-def _bootstrap_interval(values: NDArray[np.float64], seed: int) -> tuple[float, float]:
+def bootstrap_interval(values: NDArray[np.float64], seed: int) -> tuple[float, float]:
     """95 % percentile interval of the mean of values [P], drawn with replacement."""
     # How often each value is drawn is all that the mean of a resample depends on: multinomial counts.
     draws = np.random.default_rng(seed).multinomial(values.size, np.full(values.size, 1 / values.size), NUM_RESAMPLES)
@@ -334,7 +342,7 @@ def _rates_by_id(scores: Sequence[ProblemScore]) -> dict[str, float]:
     return rates
 
 
-def _derived_seed(seed: int, *parts: object) -> int:
+def derived_seed(seed: int, *parts: object) -> int:
     """A seed of 63 bits, the same on every machine; a repr keeps ("a", 1) and ("a1",) apart."""
     digest = hashlib.sha256(repr((seed, *parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

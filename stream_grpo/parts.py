@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # each builder imports what its part needs
 LOOPBACK = "tcp://127.0.0.1:*"
 HELDOUT_FILE = "heldout.arrow"
 INTERVAL_HELDOUT_FILE = "heldout-interval.arrow"
+GUARDS_FILE = "guards.arrow"
 
 
 class Part(Protocol):
@@ -258,8 +259,10 @@ class Evaluation:
 
 
 def evaluation_shares(config: Config) -> list[list[Problem]]:
-    """The held-out problems that each engine of an evaluation scores, dealt out one by one; none is empty."""
-    problems, num_engines = heldout_problems(config), config.evaluation.num_engines
+    """The problems that each engine of an evaluation scores, those of guards too, dealt out one by one; none empty."""
+    evaluation, num_engines = config.evaluation, config.evaluation.num_engines
+    problems = heldout_problems(config) if evaluation.num_problems and evaluation.files else []
+    problems += heldout_problems(config, GUARDS_FILE) if evaluation.guards else []
     return [problems[index::num_engines] for index in range(min(num_engines, len(problems)))]
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,17 +19,18 @@ from curator.errors import CuratorError
 from curator.ingest.report import import_files
 from curator.pool import Pool
 from curator.schema import Problem, batch_to_bytes, problems_to_batch
-from stream_grpo.config import Config
+from stream_grpo.config import Config, Guard
 from stream_grpo.config_file import differences, load_run, missing_files, to_toml
 from stream_grpo.errors import ConfigError
 from stream_grpo.files import read_object, replace_with, write_json
+from stream_grpo.guards import guarded_id
 from stream_grpo.identity import MANIFEST_FILE
 from stream_grpo.identity import differences as identity_differences
 from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_version, read_index
 from stream_grpo.lifetime import wait_for_parts
 from stream_grpo.model_folder import model_config, unusable, vocab_size
-from stream_grpo.parts import HELDOUT_FILE, INTERVAL_HELDOUT_FILE
+from stream_grpo.parts import GUARDS_FILE, HELDOUT_FILE, INTERVAL_HELDOUT_FILE
 from stream_grpo.rewards.scoring import check_scores_alone, check_verifiers
 from stream_grpo.run_manifest import make_manifest, resumed_manifest
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
@@ -63,6 +65,7 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
         pool = Pool.create(building / "pool", problems)
         (building / HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout.around)))
         (building / INTERVAL_HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout.during)))
+        (building / GUARDS_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout.guards)))
         write_json(building / MANIFEST_FILE, make_manifest(config, pool, prompts))
         (building / "config.toml").write_text(to_toml(config))
         # A run folder is whole or not there, whatever happens meanwhile.
@@ -139,6 +142,11 @@ def _take_up(config: Config, say: Callable[[str], None]) -> None:
             f"pool.files = {list(map(str, config.pool.files))}: a run keeps the pool that was imported when it began, "
             f"from {list(map(str, begun.pool.files))}; leave it as it is, or begin another run"
         )
+    if config.evaluation.guards != begun.evaluation.guards:
+        raise ConfigError(
+            "evaluation.guards: not those that this run began with; what it loses is told from scores before its first "
+            "step; leave them as they are, or begin another run"
+        )
     for difference in differences(config, begun):
         say(f"changed: {difference}")
     newest = newest_version(config.run_dir / "checkpoints")
@@ -175,7 +183,14 @@ def with_absolute_paths(config: Config) -> Config:
             "run": config.run.model_copy(update={"root": config.run.root.resolve()}),
             "model": config.model.model_copy(update={"path": config.model.path.resolve()}),
             "pool": config.pool.model_copy(update={"files": absolute(config.pool.files)}),
-            "evaluation": config.evaluation.model_copy(update={"files": absolute(config.evaluation.files)}),
+            "evaluation": config.evaluation.model_copy(
+                update={
+                    "files": absolute(config.evaluation.files),
+                    "guards": tuple(
+                        guard.model_copy(update={"files": absolute(guard.files)}) for guard in config.evaluation.guards
+                    ),
+                }
+            ),
             "rewards": config.rewards.model_copy(update={"function_dir": config.rewards.function_dir.resolve()}),
         }
     )
@@ -188,6 +203,8 @@ class Heldout(NamedTuple):
     """Evaluated before and after training."""
     during: list[Problem]
     """Evaluated every `evaluation.interval` learner steps."""
+    guards: list[Problem]
+    """Those of all guards, under ids that name theirs; evaluated before and after training."""
 
 
 def read_problems(config: Config, prompts: Prompts, say: Callable[[str], None]) -> tuple[list[Problem], Heldout]:
@@ -196,7 +213,7 @@ def read_problems(config: Config, prompts: Prompts, say: Callable[[str], None]) 
         raise ConfigError("pool.files: none given; a run needs problems")
     problems = read_files(config, config.pool.files, prompts, say)
     heldout = choose_heldout(config, prompts, say)
-    held = {_content(problem) for problem in (*heldout.around, *heldout.during)}
+    held = {_content(problem) for problem in (*heldout.around, *heldout.during, *heldout.guards)}
     kept = [problem for problem in problems if _content(problem) not in held]
     if len(kept) < len(problems):
         say(f"{len(problems) - len(kept)} problems are held out by content and leave the pool")
@@ -265,17 +282,25 @@ def _with_usable_prompts(
 
 
 def choose_heldout(config: Config, prompts: Prompts, say: Callable[[str], None]) -> Heldout:
-    """Seeded subsets of the held-out problems, spread evenly over domains. Raises ConfigError."""
+    """Seeded subsets of the problems held out and of the guards', spread evenly over domains. Raises ConfigError."""
     evaluation = config.evaluation
+    seed = config.run.seed if evaluation.problems_seed is None else evaluation.problems_seed
+    guarded = [problem for guard in evaluation.guards for problem in _guarded(config, guard, seed, prompts, say)]
     if not evaluation.files:
-        return Heldout([], [])
-    problems = _in_turns(read_files(config, evaluation.files, prompts, say), config.run.seed)
+        return Heldout([], [], guarded)
+    problems = _in_turns(read_files(config, evaluation.files, prompts, say), seed)
     check_scores_alone({problem.verifier for problem in problems}, config.rewards)
     domains = {problem.domain for problem in problems}
     if unknown := set(evaluation.domains) - domains:
         raise ConfigError(f"evaluation.domains: no held-out problem in {sorted(unknown)}; there are {sorted(domains)}")
     headline = [problem for problem in problems if problem.domain in (evaluation.domains or domains)]
-    return Heldout(problems[: evaluation.num_problems], headline[: evaluation.interval_problems])
+    return Heldout(problems[: evaluation.num_problems], headline[: evaluation.interval_problems], guarded)
+
+
+def _guarded(config: Config, guard: Guard, seed: int, prompts: Prompts, say: Callable[[str], None]) -> list[Problem]:
+    problems = _in_turns(read_files(config, guard.files, prompts, say), seed)[: guard.num_problems]
+    check_scores_alone({problem.verifier for problem in problems}, config.rewards)
+    return [replace(problem, problem_id=guarded_id(guard.name, problem.problem_id)) for problem in problems]
 
 
 def _in_turns(problems: Sequence[Problem], seed: int) -> list[Problem]:

@@ -21,6 +21,8 @@ from stream_grpo.console import Console
 from stream_grpo.errors import ConfigError, StreamGrpoError
 from stream_grpo.evaluation import ProblemScore, as_dicts, paired_rise, summarize
 from stream_grpo.files import read_object, write_json
+from stream_grpo.guards import alarms, guard_lines, judge, split
+from stream_grpo.heldout_tables import by_length, length_buckets, pass_at_powers, report_lines
 from stream_grpo.launch import Launcher, ray_session
 from stream_grpo.learner.checkpoint import newest_version
 from stream_grpo.metrics import MetricsLog, MetricsReader
@@ -33,6 +35,7 @@ from stream_grpo.sinks.trackers import open_trackers
 from stream_grpo.stall import StallWatch, who_waits
 from stream_grpo.summary import AgeAccount, account, headline_of, loop_facts
 from stream_grpo.transport.channels import read_ledger
+from stream_grpo.types import spent_tokens
 
 POLL_S = 0.2
 STATUS_EVERY_S = 2.0
@@ -55,17 +58,27 @@ def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
         summary = _run(config, begun, resume, console)
     write_json(config.run_dir / "summary.json", summary)
     console.summary(summary)
+    for line in (*report_lines(summary), *guard_lines(summary["guards"])):
+        console.say(line)
     return summary
 
 
 def refuse_finished(config: Config) -> None:
     """Raise ConfigError where a run has come to its end, summary included, and is asked for no further step."""
     try:
-        done = read_object(config.run_dir / "summary.json").get("steps")
+        summary = read_object(config.run_dir / "summary.json")
     except ValueError:
         return  # the end is still to be made
-    newest = newest_version(config.run_dir / "checkpoints")
-    if newest is not None and newest.step == done and config.run.num_steps <= done:
+    done, newest = summary.get("steps"), newest_version(config.run_dir / "checkpoints")
+    if newest is None or newest.step != done:
+        return
+    budget, num_tokens = config.run.max_generated_tokens, spent_tokens(summary.get("tokens") or {})
+    if budget is not None and num_tokens >= budget:
+        raise ConfigError(
+            f"run.max_generated_tokens = {budget}: nothing to do, {num_tokens} tokens are sampled; raise it, for "
+            f"example --set run.max_generated_tokens={2 * num_tokens}"
+        )
+    if config.run.num_steps <= done:
         raise ConfigError(
             f"run.num_steps = {config.run.num_steps}: nothing to do, {done} steps are done; "
             f"raise it, for example --set run.num_steps={done + 100}"
@@ -121,8 +134,10 @@ class TrainingRun:
         self._train()
         facts = self._end()
         after = self._evaluate("after", self._config.run_dir / "model")
+        (before, guarded_before), (after, guarded_after) = split(before), split(after)
         heldout = {**self._heldout(before, after), "heldout_during": self._heldout_during}
-        summary = {**heldout, **facts, "wall_s": time.time() - begun}
+        guards = self._guards(guarded_before, guarded_after, facts["steps"])
+        summary = {**heldout, **guards, **facts, "wall_s": time.time() - begun}
         self._sinks.finish(summary)
         return summary
 
@@ -140,14 +155,14 @@ class TrainingRun:
             launcher.place(name, "sampler", restarts=restarts, sampler_id=name, curator=curator, buffer=buffer)
 
     def _evaluate(self, when: str, model_dir: Path) -> list[ProblemScore]:
-        """Score a model folder, or read the scores of an earlier start of this run."""
-        kept = self._config.run_dir / f"evaluation-{when}.json"
+        """Score a model folder, or read the scores of an earlier start of this run; those of guards too."""
+        kept, of_guards = (self._config.run_dir / f"{name}-{when}.json" for name in ("evaluation", "guards"))
         if self._resume and when == "before" and kept.exists():
-            return _read_scores(kept)
-        if not self._config.evaluation.num_problems or not self._config.evaluation.files:
-            return []
+            return [*_read_scores(kept), *(_read_scores(of_guards) if self._config.evaluation.guards else [])]
         launcher = self._launcher
         names = [f"evaluation-{when}-{share}" for share, _ in enumerate(evaluation_shares(self._config))]
+        if not names:
+            return []
         for share, name in enumerate(names):
             launcher.place(name, "evaluation", restarts=1, model_dir=model_dir, share=share)
         for name in names:
@@ -156,8 +171,12 @@ class TrainingRun:
         shares: list[list[ProblemScore]] = launcher.supervise(*names, every_s=POLL_S, each_turn=lambda: None)
         launcher.stop(*names)
         scores = [score for share in shares for score in share]
-        write_json(kept, [asdict(score) for score in scores])
-        self._console.scores(self._scores(scores), title=f"held-out pass@1 {when} training")
+        heldout, guarded = split(scores)
+        # First of the guards: where those of the held-out problems are, both are.
+        for path, of_one in ((of_guards, guarded), (kept, heldout)):
+            write_json(path, [asdict(score) for score in of_one])
+        if heldout:
+            self._console.scores(self._scores(heldout), title=f"held-out pass@1 {when} training")
         return scores
 
     def _train(self) -> None:
@@ -225,9 +244,19 @@ class TrainingRun:
     def _scores(self, scores: Sequence[ProblemScore]) -> dict[str, dict[str, Any]]:
         return as_dicts(summarize(scores, self._config.run.seed, self._config.evaluation.domains))
 
+    def _guards(self, before: Sequence[ProblemScore], after: Sequence[ProblemScore], step: int) -> dict[str, Any]:
+        """What became of the guards, and an alarm of each that dropped, told at once."""
+        judged = judge(self._config.evaluation.guards, before, after, self._config.run.seed)
+        dropped = alarms(judged, step)
+        for alarm in dropped:
+            self._metrics.write("alarm", alarm)
+            self._console.say(f"alarm: {alarm['sentence']}. {alarm['cause']}")
+        return {"guards": judged, "guard_alarms": dropped}
+
     def _heldout(self, before: Sequence[ProblemScore], after: Sequence[ProblemScore]) -> dict[str, Any]:
         if not before:
-            return dict.fromkeys(("heldout_before", "heldout_after", "heldout_rise"))
+            names = ("before", "after", "rise", "pass_at_k", "by_length")
+            return {f"heldout_{name}": None for name in names}
         chosen = set(self._config.evaluation.domains) or {score.domain for score in before}
         headline = [[score for score in scores if score.domain in chosen] for scores in (before, after)]
         return {
@@ -235,18 +264,30 @@ class TrainingRun:
             "heldout_before": self._scores(before),
             "heldout_after": self._scores(after),
             "heldout_rise": paired_rise(headline[0], headline[1], self._config.run.seed).as_dict(),
+            **self._heldout_tables({"before": before, "after": after}),
+        }
+
+    def _heldout_tables(self, scores: Mapping[str, Sequence[ProblemScore]]) -> dict[str, Any]:
+        """pass@k by domain, and pass@1 by the length that answers had before training."""
+        seed, domains = self._config.run.seed, self._config.evaluation.domains
+        buckets = length_buckets(scores["before"])
+        return {
+            "heldout_pass_at_k": {when: pass_at_powers(found, seed, domains) for when, found in scores.items()},
+            "heldout_by_length": {when: by_length(found, buckets, seed) for when, found in scores.items()},
         }
 
 
 def evaluate_model(config: Config, console: Console) -> dict[str, dict[str, Any]]:
-    """Score `model.path` on `evaluation.files` in this process; returns the scores by domain. Raises ConfigError."""
+    """Score `model.path` on `evaluation.files` in this process; scores by domain, with pass@k. Raises ConfigError."""
     config = with_absolute_paths(config)
     if found := [*unusable(config), *missing_files(config)]:
         raise ConfigError("\n".join(found))
     os.environ.update(environment(config))
     evaluation = Evaluation(config, choose_heldout(config, load_prompts(config), console.say).around)
     scores = evaluation.run(threading.Event())
-    return as_dicts(summarize(scores, config.run.seed, config.evaluation.domains))
+    rows = as_dicts(summarize(scores, config.run.seed, config.evaluation.domains))
+    powers = pass_at_powers(scores, config.run.seed, config.evaluation.domains)
+    return {name: {**row, "pass_at_k": powers[name]} for name, row in rows.items()}
 
 
 def _read_scores(path: Path) -> list[ProblemScore]:

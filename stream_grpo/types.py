@@ -39,6 +39,11 @@ def forks_from_plain(plain: Mapping[str, Sequence[int]]) -> dict[int, PolicyVers
     return {int(branch): PolicyVersion(*map(int, fork)) for branch, fork in plain.items()}
 
 
+def spent_tokens(tokens: Mapping[str, int]) -> int:
+    """What of an account's sampled tokens was for training: all but those of evaluations."""
+    return tokens.get("generated", 0) - tokens.get("evaluation", 0)
+
+
 def policy_age(version: PolicyVersion, learner: PolicyVersion, forks: Forks) -> int:
     """Learner steps between two versions, over their common ancestor.
 

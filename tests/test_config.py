@@ -88,7 +88,7 @@ def test_c52_an_unknown_key_without_a_near_name_lists_what_is_known() -> None:
         # What is near to nothing is taken for nothing.
         ("problems", {"files": []}, "known: alarms, algo, buffer"),
         ("x", 3, "known: alarms, algo, buffer"),
-        ("run", {"pool": 2}, "known: name, num_steps, root, seed"),
+        ("run", {"pool": 2}, "known: max_generated_tokens, name, num_steps, root, seed"),
     ],
 )
 def test_c52_a_hint_is_given_only_where_it_makes_sense(section: str, name: object, hint: str) -> None:

@@ -12,8 +12,9 @@ from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.algo.statistics import Ratio, gather, measure
 from stream_grpo.buffer.staleness import Losses, Staleness
-from stream_grpo.config import Stream
+from stream_grpo.config import Control, Stream
 from stream_grpo.config_file import parse
+from stream_grpo.experiments.ablate import AXES
 
 PAGE = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
@@ -93,3 +94,17 @@ def test_the_page_on_staleness_has_every_option_and_figure() -> None:
         assert not [word for word in options(Stream.model_fields[name].annotation) if f"**`{word}`**" not in page]
     assert not [name for name in (*Losses(1).as_fields(), "lost_share") if f"`{name}`" not in page]
     assert not [part for part in Staleness._fields if f"`age_{part}_*`" not in page]
+
+
+def test_the_page_on_the_closed_loop_has_every_setting_with_its_default() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "control.md").read_text(encoding="utf-8")
+    for name, field in Control.model_fields.items():
+        assert name == "enabled" or f"| `{name}` | {field.default:g} |" in page
+
+
+def test_the_page_on_comparisons_has_every_axis_and_its_guard_loads() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "compare.md").read_text(encoding="utf-8")
+    assert not [name for name in AXES if f"| `{name}` |" not in page]
+    (example,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    (guard,) = parse({"model": {"path": "m"}, **tomllib.loads(example)}, "docs/compare.md").evaluation.guards
+    assert (guard.name, guard.max_drop) == ("refusals", 0.02)

@@ -13,8 +13,8 @@ from stream_grpo.config_file import load_run, parse
 from stream_grpo.errors import CheckpointError, ConfigError, StreamGrpoError
 from stream_grpo.identity import identity_hash
 from stream_grpo.make_model import new_model, new_tokenizer
-from stream_grpo.parts import INTERVAL_HELDOUT_FILE, heldout_problems
-from stream_grpo.rundir import held, prepare
+from stream_grpo.parts import GUARDS_FILE, INTERVAL_HELDOUT_FILE, evaluation_shares, heldout_problems
+from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare
 
 
 @pytest.fixture(scope="module")
@@ -298,3 +298,41 @@ def test_evaluations_during_training_have_the_first_problems_of_the_headlines_do
     # A larger choice begins as the smaller one, whatever the other has.
     assert chosen("b", 9, 1)[0][:5] == around
     assert chosen("c", 0, 2) == ([], ["add-2", "add-3"])
+
+
+def test_problems_of_guards_are_held_out_and_kept_under_the_names_of_their_guards(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    guard = write_rows(tmp_path / "guard.jsonl", [(a, 30) for a in range(12, 18)], domain="add-2")
+    guards = [{"name": "adds", "files": [str(guard)], "num_problems": 4}]
+    said: list[str] = []
+    config = prepare(
+        configuration(tmp_path, model_dir, evaluation={"guards": guards, "num_engines": 2}),
+        resume=False,
+        say=said.append,
+    )
+    guarded = [problem.problem_id for problem in heldout_problems(config, GUARDS_FILE)]
+    assert len(guarded) == 4
+    assert all(problem_id.startswith("guard/adds/") for problem_id in guarded)
+    trained = {problem.problem_id for problem in Pool.open(config.run_dir / "pool").problems()}
+    assert not trained & {problem_id.removeprefix("guard/adds/") for problem_id in guarded}
+    # 3 held-out problems and 4 of the guard, dealt out to two engines.
+    assert [len(share) for share in evaluation_shares(config)] == [4, 3]
+    other = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"guards": ()})})
+    with pytest.raises(ConfigError, match=r"evaluation\.guards: not those that this run began with"):
+        prepare(other, resume=True, say=said.append)
+
+
+def test_runs_of_several_seeds_hold_out_the_same_problems_where_they_are_told_to(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    many = write_rows(tmp_path / "many.jsonl", [(a, 50) for a in range(10, 60)], domain="add-2")
+    prompts = load_prompts(configuration(tmp_path, model_dir))
+
+    def chosen(seed: int, problems_seed: int | None) -> set[str]:
+        section = {"files": [str(many)], "num_problems": 10, "problems_seed": problems_seed}
+        config = configuration(tmp_path, model_dir, run={"seed": seed}, evaluation=section)
+        return {problem.problem_id for problem in choose_heldout(config, prompts, lambda line: None).around}
+
+    assert chosen(1, None) != chosen(2, None)
+    assert chosen(1, 5) == chosen(2, 5) == chosen(5, None)

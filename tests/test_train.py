@@ -33,6 +33,21 @@ def test_a_run_that_has_come_to_its_end_is_not_ended_again(tmp_path: Path) -> No
     refuse_finished(config.model_copy(update={"run": config.run.model_copy(update={"num_steps": 101})}))
 
 
+def test_a_run_whose_tokens_are_spent_is_not_ended_again(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    config = finished(tmp_path / "r", steps=50, checkpoint=50)  # of run.num_steps = 100
+    tokens = {"generated": 1100, "evaluation": 100}
+    write_json(tmp_path / "r" / "summary.json", {"steps": 50, "tokens": tokens})
+    spent, more = (
+        config.model_copy(update={"run": config.run.model_copy(update={"max_generated_tokens": budget})})
+        for budget in (1000, 1001)
+    )
+    with pytest.raises(ConfigError, match=r"max_generated_tokens = 1000: nothing to do, 1000 tokens are sampled"):
+        refuse_finished(spent)
+    refuse_finished(more)
+    refuse_finished(config)
+
+
 @pytest.mark.parametrize("what", ["no summary", "summary cut", "steps beyond the summary"])
 def test_a_run_whose_end_is_still_to_be_made_goes_on(tmp_path: Path, what: str) -> None:
     (tmp_path / "r").mkdir()

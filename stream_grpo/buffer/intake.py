@@ -65,6 +65,15 @@ class Intake:
         self._outbox = book.outbox
         self._staged: dict[str, _Arrived] = {}
         self._answers: list[Answer] = []
+        self._target_policy_age = self._rules.max_policy_age
+
+    def aim_at(self, target_policy_age: int | None) -> None:
+        """Issue new tickets as if this were the maximum, where it is lower. None: the maximum itself.
+
+        Not journaled: the learner tells it with every lease, and without it only more tickets are issued.
+        """
+        highest = self._rules.max_policy_age
+        self._target_policy_age = highest if target_policy_age is None else min(target_policy_age, highest)
 
     def hello(self, sampler_id: str, now: float) -> int:
         """A sampler begins anew: its tickets are to be issued again. Returns the number of this incarnation."""
@@ -163,8 +172,11 @@ class Intake:
             return [], 0, f"weights {version} are {lag} steps old, max_policy_age is {age}"
         offered = (self._again(held, lag) for held in self.owners.released(now))
         again = [ticket for ticket in offered if ticket][:num_wanted]
-        free = room(live, lag, max_policy_age=age, groups_per_step=size)
-        cause = f"{live} groups are live, the limit for weights {lag} steps old is {(age + 1 - lag) * size}"
+        target = self._target_policy_age
+        free = room(live, lag, max_policy_age=target, groups_per_step=size)
+        limit = max(0, (target + 1 - lag) * size)
+        cause = f"{live} groups are live, the limit for weights {lag} steps old is {limit}"
+        cause += f" with target_policy_age = {target}" if target < age else ""
         return again, min(free, num_wanted - len(again)), cause
 
     def _again(self, held: InFlight, lag: int) -> _Again | None:

@@ -26,6 +26,7 @@ from stream_grpo.buffer.requests import (
     counts_of,
     forks_in,
     list_of,
+    optional_count_of,
     record_of,
     text_of,
     texts_of,
@@ -371,6 +372,7 @@ class BufferProcess:
 
     def _lease(self, request: Request, now: float) -> None:
         version, num_groups = version_in(request.message), count_of(request.message, "num_groups")
+        self._intake.aim_at(optional_count_of(request.message, "target_policy_age"))
 
         def grant(is_over: bool) -> bool:
             batch = self._leases.lease(version, num_groups, self._clock())

@@ -30,6 +30,11 @@ def count_of(message: Message, name: str) -> int:
     return value
 
 
+def optional_count_of(message: Message, name: str) -> int | None:
+    """A whole number from 0, or nothing."""
+    return None if message.fields.get(name) is None else count_of(message, name)
+
+
 def list_of(message: Message, name: str) -> list[str]:
     """A list of texts."""
     value = message.fields.get(name)

@@ -22,6 +22,12 @@ Proof, by induction over what can happen.
 live < (A + 1 - g) n = (L + 1) n. After it live <= (L + 1) n, so (I) holds for all k >= L; for k < L nothing changed.
 With g > A nothing is issued, so L >= 0 and (II) holds.
 
+*A target below the maximum.* The learner may ask that new tickets be issued as if T <= A were the maximum, while
+live < (T + 1 - g) n. This is stricter than the condition above, whatever T was before and however it moves, so that (I)
+and (II) hold as they do without it: steps left are always counted from A, and tickets issued under a larger T stay as
+they are. What T could break is progress, and it does not while it is at least publish_interval - 1, by which weights
+may lag until the next publish: see *Waiting ends*. A group that is issued again is no new one, and is judged by A.
+
 *Issue again*, to weights that lag by g, with a prefix whose oldest token is p old: the group has A - max(g, p) steps
 left, p = 0 without a prefix. It leaves the count first, and enters it where an issue with that lag would have room, as
 above; or where it gains steps left or keeps those it had, which lowers no count of (I). With max(g, p) > A the prefix
@@ -44,10 +50,10 @@ The leased n themselves had 0 or more steps left at lease, which is the bound.
 (k + 1) n have k or fewer steps left, and the n with the fewest are taken, so at most k n of those stay. Hence what
 forbids a step is always a group in flight, or too few groups. A group in flight, a straggler of any length included,
 arrives or passes its deadline and ends as stale; either way the count of those in flight falls. With too few groups
-live < n or some are in flight; with live < n a sampler whose weights lag by no more than A gets a ticket, and weights
-lag by no more than publish_interval - 1 <= A once a sampler has applied what is published. So a step begins after
-finitely many arrivals and deadlines, as long as some groups have signal. Only this order has the property: any other
-may leave behind a group with 0 steps left. QED
+live < n or some are in flight; with live < n a sampler whose weights lag by no more than T (A where there is no target)
+gets a ticket, and weights lag by no more than publish_interval - 1 <= T once a sampler has applied what is published.
+So a step begins after finitely many arrivals and deadlines, as long as some groups have signal. Only this order has the
+property: any other may leave behind a group with 0 steps left. QED
 
 *Restore.* Ages across branches may be any, and the branch that is left gives every ticket in flight one more version to
 be as old as. `keep_in_order` walks the groups in the order and keeps one with s >= 0 steps left only while fewer than

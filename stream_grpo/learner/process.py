@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,12 @@ from stream_grpo.failpoints import failpoint
 from stream_grpo.learner.batching import Sampled, TrainBatch, make_train_batch, with_shuffled_rewards
 from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_complete, oldest_kept, prune, verify, write_checkpoint
+from stream_grpo.learner.control import Controller
 from stream_grpo.learner.figures import CameIn, came_in, figures_of_batch, figures_of_groups, shares_between
 from stream_grpo.learner.guard import Guard
 from stream_grpo.metrics import MetricsLog
 from stream_grpo.transport.channels import LearnerChannel, Lease
-from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup, policy_age
+from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup, policy_age, spent_tokens
 from stream_grpo.weights.manifest import Probe
 from stream_grpo.weights.probe import gap
 from stream_grpo.weights.publisher import Publisher
@@ -47,10 +49,10 @@ class LearnerProcess:
         self._publisher, self._metrics, self._clock = publisher, metrics, clock
         self._checkpoints = config.run_dir / "checkpoints"
         self._branches = Branches.load(config.run_dir / "branches.json")
-        self._guard = Guard()
+        self._guard, self._control = Guard(), Controller(config.control, config.stream)
         self._probe_sequences = _first_probe(config, engine.vocab_size)
         self._probed: Probe | None = None
-        self._version = PolicyVersion(0, 0)
+        self._version = self._published = PolicyVersion(0, 0)
         self._newest_checkpoint: PolicyVersion | None = None
         self._ledger: Mapping[str, Any] = {}
         self._age_max = self._age_sum = self._num_trained = 0
@@ -67,21 +69,31 @@ class LearnerProcess:
         self._restore()
         self._channel.start(self._version, self._branches.forks)
         self._publish()
+        if self._config.run.max_generated_tokens is not None:
+            self._ledger = self._channel.ledger()
         self._train_until_done(stop)
         self._checkpoint()
         self._engine.export(self._config.run_dir / "model")
 
     def _train_until_done(self, stop: Event) -> None:
-        while self._version.step < self._config.run.num_steps:
+        while not self._is_done:
             lease = self._wait_for_batch(stop)
             if lease is None:
                 return
             self._train(lease)
-            if self._version.step % self._config.stream.publish_interval == 0:
+            interval = self._control.publish_interval
+            if self._version.step // interval > self._published.step // interval:
                 self._publish()
             is_due = self._version.step % self._config.learner.checkpoint_interval == 0
             if is_due or self._ledger.get("checkpoint_wanted"):
                 self._checkpoint()
+
+    @property
+    def _is_done(self) -> bool:
+        run = self._config.run
+        if self._version.step >= run.num_steps or run.max_generated_tokens is None:
+            return self._version.step >= run.num_steps
+        return spent_tokens(self._ledger["tokens"]) >= run.max_generated_tokens
 
     def _restore(self) -> None:
         """Continue from the newest complete checkpoint, on a new branch; from the start where there is none."""
@@ -91,7 +103,10 @@ class LearnerProcess:
         fork = PolicyVersion(0, 0)
         if path is not None:
             fork = verify(path).version
-            self._step.restore(self._engine.load(path / "engine"))
+            state = self._engine.load(path / "engine")
+            self._step.restore(state)
+            self._control.restore(state.get("control", {}))
+            self._step.rate_scale = self._control.settings.learning_rate_scale
         # A learner that has published before may have been ahead of its checkpoint: those versions stay taken.
         self._version = self._branches.open(fork)
 
@@ -99,7 +114,11 @@ class LearnerProcess:
         begun = self._waits_since = self._clock()
         while not stop.is_set():
             try:
-                lease = self._channel.lease(self._version, self._config.stream.groups_per_step)
+                lease = self._channel.lease(
+                    self._version,
+                    self._config.stream.groups_per_step,
+                    target_policy_age=self._control.settings.target_policy_age if self._control.is_enabled else None,
+                )
                 waited_s = self._clock() - begun
                 if waited_s > self._config.stream.stall_timeout_s and not lease.groups:
                     raise StallError(f"no batch for step {self._version.step + 1} in {waited_s:.0f} s: {lease.cause}")
@@ -136,6 +155,14 @@ class LearnerProcess:
         self._metrics.write("step", self._step_record(lease, batch, values, step_s))
         if (alarm := self._guard.alarm) is not None:
             self._metrics.write("warning", {"message": alarm})
+        self._steer(values)
+
+    def _steer(self, values: Mapping[str, Any]) -> None:
+        """Where the closed loop is on: change what the step asks to be changed, and say why."""
+        if (change := self._control.step(values)) is not None:
+            self._step.rate_scale = self._control.settings.learning_rate_scale
+            version = {"step": self._version.step, "branch": self._version.branch}
+            self._metrics.write("control", version | asdict(change))
 
     def _batch(self, groups: Sequence[RolloutGroup]) -> TrainBatch:
         if self._config.algo.shuffle_rewards:
@@ -192,6 +219,7 @@ class LearnerProcess:
             **(self._guard.gaps._asdict() if self._guard.gaps else {}),
             "came_in": self._came_in_since(),
             **values,
+            **(asdict(self._control.settings) if self._control.is_enabled else {}),
             "groups": self._ledger["groups"],
             "tokens": self._ledger["tokens"],
             "reused": self._ledger["reused"],
@@ -218,8 +246,9 @@ class LearnerProcess:
         weights = self._engine.named_weights()
         manifest = self._publisher.publish(self._version, self._branches.forks, weights, probe)
         self._guard.published(self._version, manifest.sha256, movement)
-        self._probed = probe
+        self._probed, self._published = probe, self._version
         self._publish_s += self._clock() - begun
+        self._control.published()
 
     def _probe(self, sequences: Sequence[Sequence[int]]) -> Probe:
         logprobs = self._engine.probe_logprobs(sequences)
@@ -230,9 +259,10 @@ class LearnerProcess:
         if self._version == self._newest_checkpoint:
             return
         begun = self._clock()
-        write_checkpoint(
-            self._checkpoints, self._version, lambda path: self._engine.save(path / "engine", self._step.state())
-        )
+        state = self._step.state()
+        if self._control.is_enabled:
+            state["control"] = self._control.state()
+        write_checkpoint(self._checkpoints, self._version, lambda path: self._engine.save(path / "engine", state))
         self._newest_checkpoint = self._version
         prune(self._checkpoints, self._config.learner.keep_checkpoints)
         oldest = oldest_kept(self._checkpoints)

@@ -47,6 +47,8 @@ class TrainStep:
         self.step = 0
         """Learner steps made."""
         self._kl_weight = recipe.kl_weight or 0.0
+        self.rate_scale = 1.0
+        """Taken times the learning rate; set by whoever steers it."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold besides weights and optimizer; plain values."""
@@ -120,7 +122,7 @@ class TrainStep:
     def _learning_rate(self, effective_share: float | None) -> float:
         """Linear over `warmup_steps` learner steps, then constant; by effective sample size where the recipe says."""
         warmup = self._learner.warmup_steps
-        rate = self._learner.learning_rate * min(1.0, (self.step + 1) / warmup if warmup else 1.0)
+        rate = self.rate_scale * self._learner.learning_rate * min(1.0, (self.step + 1) / warmup if warmup else 1.0)
         if effective_share is None:
             return rate
         return rate * learning_rate_scale(effective_share, base=given(self._recipe.ess_base))

@@ -47,6 +47,9 @@ class Run(Protocol):
     def summary(self) -> Mapping[str, Any]:
         """The scores by domain, once it is scored."""
 
+    def counts(self) -> Mapping[str, Sequence[int]]:
+        """Passed and scored samples by problem id, once it is scored."""
+
 
 @dataclass(slots=True)
 class _UnderWay:
@@ -172,6 +175,7 @@ class HeldoutEvaluation:
             "branch": current.version.branch,
             "step": current.version.step,
             "heldout": current.run.summary(),
+            "problems": current.run.counts(),
             "num_tokens": current.run.num_tokens,
             "seconds": current.ended_at - current.begun_at,
             "pinned_s": current.pinned_s,

@@ -12,7 +12,7 @@ no caller is ever blocked without a cause. An insert alone is held for as long a
     sampler    insert       body: one encoded group                        taken     fate, reason
     sampler    evaluated    sampler_id, version, num_tokens                noted
     learner    start        version, forks                                 started
-    learner    lease        version, num_groups                            batch     cause, ages, staleness,
+    learner    lease        version, num_groups, target_policy_age         batch     cause, ages, staleness,
                                                                                      checkpoint_wanted; body: encoded
                                                                                      groups, used ones last
     learner    trained      version (after the step), group_ids, tokens    counted   ledger, ends, checkpoint_wanted
@@ -194,9 +194,21 @@ class LearnerChannel:
         fields = {"version": list(version), "forks": forks_to_plain(forks)}
         self._client.call("start", fields, timeout_s=timeout_s)
 
-    def lease(self, version: PolicyVersion, num_groups: int, timeout_s: float = 60.0) -> Lease:
-        """Ask for the groups of the step that starts from `version`. A repeat gives the same groups."""
-        answer = self._client.call("lease", {"version": list(version), "num_groups": num_groups}, timeout_s=timeout_s)
+    def lease(
+        self,
+        version: PolicyVersion,
+        num_groups: int,
+        timeout_s: float = 60.0,
+        *,
+        target_policy_age: int | None = None,
+    ) -> Lease:
+        """Ask for the groups of the step that starts from `version`. A repeat gives the same groups.
+
+        `target_policy_age` takes the place of the maximum in the rule of tickets from now on; it is told with every
+        lease, as a buffer that begins anew knows of none. None: the maximum.
+        """
+        asked = {"version": list(version), "num_groups": num_groups, "target_policy_age": target_policy_age}
+        answer = self._client.call("lease", asked, timeout_s=timeout_s)
         groups = tuple(decode_group(data) for data in answer.body)
         fields = answer.fields
         staleness = tuple((lag, in_flight, in_queue) for lag, in_flight, in_queue in fields["staleness"])
@@ -226,6 +238,10 @@ class LearnerChannel:
             "tokens": {group: dict(by_fate) for group, by_fate in tokens.items()},
         }
         return self._client.call("trained", fields, timeout_s=timeout_s).fields
+
+    def ledger(self) -> Mapping[str, Any]:
+        """The account as it is now; see `read_ledger`."""
+        return read_ledger(self._client)
 
     def checkpointed(self, version: PolicyVersion, timeout_s: float = 60.0) -> None:
         """Say that the oldest kept checkpoint is of `version`: what it contains is final."""

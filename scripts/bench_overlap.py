@@ -1,0 +1,94 @@
+"""Asynchronous against synchronous: one run of the small model with the configured age, one with 0, of equal steps.
+
+overlap = (busy sampler + busy learner - wall) / the smaller of the two, of the asynchronous run, as in its summary.
+speedup_over_sync = steps a second of the asynchronous run over those of the synchronous one; both walls run from the
+first engine step with a running request to the end of the last learner step. Goal: an overlap of at least 0.9.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from stream_grpo.experiments.cells import Cell, Series, call
+from stream_grpo.files import read_object
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "configs" / "arithmetic-cpu.toml"
+MIN_OVERLAP = 0.9
+SYNCHRONOUS = {"stream.max_policy_age": "0", "stream.publish_interval": "1", "stream.too_old": "wait"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="a last line {overlap, speedup_over_sync}")
+    parser.add_argument("--quick", action="store_true", help="few steps: a look, not a measurement")
+    parser.add_argument("--steps", type=int, help="learner steps of each run; 60, or 12 with --quick")
+    parser.add_argument("--root", type=Path, help="a folder to keep; by default a temporary one")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of both runs; repeatable")
+    options = parser.parse_args()
+    root = (options.root or Path(tempfile.mkdtemp(prefix="bench-overlap-"))).resolve()
+    series = Series(file=CONFIG, overrides=settings(made_model(root), options), root=root / "runs")
+    cells = [Cell("asynchronous", {}), Cell("synchronous", SYNCHRONOUS)]
+    series.check(cells)
+    found = {cell.name: read_object(series.made(cell, log) / "summary.json") for cell in cells}
+    for name, summary in found.items():
+        print(line(name, summary))
+    figures = {
+        "overlap": found["asynchronous"]["overlap"],
+        "speedup_over_sync": rate(found["asynchronous"]) / rate(found["synchronous"]),
+    }
+    overlap, speedup = figures.values()
+    print(f"overlap {overlap:.2f}, goal {MIN_OVERLAP}; {speedup:.2f} times as fast as the synchronous loop")
+    if options.json:
+        print(json.dumps(figures))
+    return 0 if options.quick or figures["overlap"] >= MIN_OVERLAP else 1
+
+
+def log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def made_model(root: Path) -> Path:
+    """The small model and its problems."""
+    models = root / "models"
+    if not (models / "model" / "model.safetensors").exists():
+        root.mkdir(parents=True, exist_ok=True)
+        call(["make-model", str(models)], root / "make-model.log")
+    return models
+
+
+def settings(models: Path, options: argparse.Namespace) -> tuple[str, ...]:
+    """Of both runs: nothing is evaluated, so that samplers and learner have the machine to themselves."""
+    return (
+        f"model.path={models / 'model'}",
+        f"pool.files={json.dumps([str(models / 'pool.jsonl')])}",
+        "evaluation.files=[]",
+        "evaluation.domains=[]",
+        "evaluation.interval=0",
+        "evaluation.num_problems=0",
+        "tracking.wandb=disabled",
+        f"run.num_steps={options.steps or (12 if options.quick else 60)}",
+        *options.set,
+    )
+
+
+def rate(summary: dict[str, Any]) -> float:
+    """Learner steps a second of the loop."""
+    return float(summary["steps"] / summary["loop_wall_s"])
+
+
+def line(name: str, summary: dict[str, Any]) -> str:
+    busy = summary["busy_s"]
+    return (
+        f"{name:13} {summary['steps']} steps in {summary['loop_wall_s']:.1f} s, sampler busy {busy['sampler']:.1f} s, "
+        f"learner busy {busy['learner']:.1f} s, overlap {summary['overlap']:.2f}, mean age {summary['age']['mean']:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
