@@ -1,0 +1,243 @@
+"""The lines of `metrics.jsonl` that the page reads, as typed records, and a reader that follows a growing file.
+
+A long run has hundreds of megabytes of them. Of a line only its head is looked at before it is decoded, and of the
+status lines, which say how things stand, some of each stretch are enough.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from stream_grpo.metrics import FILE_NAME
+
+_EVENT, _STATUS = b'"event": "', b'status", "part": "'
+"""How `MetricsLog` names the event of a line, and what follows for a status. In text, quotes have a backslash."""
+AGES = ("0", "1", "2", "3-4", "5-8", "9-16", "17-32", ">32")
+"""The age buckets of `by_age`, in learner steps."""
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES, CHUNKS = 32 << 10, 4 << 20, 256
+"""A file that is read from the start is read in about so many chunks."""
+STATUSES_A_CHUNK = 8
+"""Status lines of each part that are decoded of a chunk, evenly spread, the newest among them."""
+
+
+class _Line(msgspec.Struct, gc=False):
+    time_s: float
+    source: str = ""
+
+
+class TokensByFate(msgspec.Struct, gc=False):
+    """Unique tokens since the run began, by fate."""
+
+    generated: int = 0
+    trained: int = 0
+    baseline_only: int = 0
+    masked: int = 0
+    stale: int = 0
+    no_signal: int = 0
+    invalid: int = 0
+    refused: int = 0
+    evaluation: int = 0
+    buffered: int = 0
+    in_flight: int = 0
+
+
+class AgeBucket(msgspec.Struct, gc=False, frozen=True):
+    """What was trained of one age bucket."""
+
+    num_tokens: float = 0.0
+
+
+class TokensByAge(msgspec.Struct, gc=False, rename={f"bucket_{number}": label for number, label in enumerate(AGES)}):
+    """Trained tokens by the age bucket of their sequence."""
+
+    bucket_0: AgeBucket = AgeBucket()
+    bucket_1: AgeBucket = AgeBucket()
+    bucket_2: AgeBucket = AgeBucket()
+    bucket_3: AgeBucket = AgeBucket()
+    bucket_4: AgeBucket = AgeBucket()
+    bucket_5: AgeBucket = AgeBucket()
+    bucket_6: AgeBucket = AgeBucket()
+    bucket_7: AgeBucket = AgeBucket()
+
+
+class StepLine(_Line, gc=False):
+    """A learner step. Figures that a recipe does not have are None."""
+
+    step: int = 0
+    reward_mean: float | None = None
+    response_tokens_mean: float | None = None
+    age_max: float | None = None
+    age_mean: float | None = None
+    age_publish_lag_mean: float | None = None
+    age_in_flight_mean: float | None = None
+    age_in_queue_mean: float | None = None
+    num_groups: int = 0
+    num_tokens: float = 0.0
+    step_s: float = 0.0
+    waited_s: float = 0.0
+    entropy: float | None = None
+    grad_norm: float | None = None
+    k3: float | None = None
+    ess: float | None = None
+    mask_share: float | None = None
+    clip_share_high: float | None = None
+    abs_log_ratio: float | None = None
+    tokens: TokensByFate = msgspec.field(default_factory=TokensByFate)
+    by_age: TokensByAge = msgspec.field(default_factory=TokensByAge)
+
+
+class BufferStatus(_Line, gc=False):
+    """How the buffer stands."""
+
+    live: int = 0
+    in_flight: int = 0
+    buffered: int = 0
+    leased: int = 0
+    outcomes: int = 0
+
+
+class CuratorStatus(_Line, gc=False):
+    """How the pool stands: `solved`, `useful` and `too_hard` are of the problems that were sampled."""
+
+    problems: int = 0
+    seen: int = 0
+    solved: int = 0
+    useful: int = 0
+    too_hard: int = 0
+    picks: int = 0
+    domain_rates: dict[str, float | None] = {}
+
+
+class SamplerStatus(_Line, gc=False):
+    """How one sampler stands; the seconds and counts are since it started."""
+
+    part: str = ""
+    busy_s: float = 0.0
+    stall_s: float = 0.0
+    num_running: int = 0
+    num_tokens: int = 0
+    num_groups_done: int = 0
+    version: tuple[int, int] | None = None
+    waits_for: list[str] = []
+
+
+class EvaluationLine(_Line, gc=False):
+    """Held-out problems, scored with the weights of a step; by domain, and the domains that were asked for."""
+
+    step: int = 0
+    heldout: dict[str, dict[str, Any]] = {}
+
+
+class AlarmLine(_Line, gc=False):
+    """Something that a person should look at, and its likely cause."""
+
+    step: int | None = None
+    name: str = ""
+    sentence: str = ""
+    cause: str = ""
+
+
+class WarningLine(_Line, gc=False):
+    """What a part has said."""
+
+    message: str = ""
+
+
+Record: TypeAlias = StepLine | BufferStatus | CuratorStatus | SamplerStatus | EvaluationLine | AlarmLine | WarningLine
+_Decoder: TypeAlias = "msgspec.json.Decoder[Any]"
+_OF_EVENT: dict[bytes, _Decoder] = {
+    b"step": msgspec.json.Decoder(StepLine),
+    b"evaluation": msgspec.json.Decoder(EvaluationLine),
+    b"alarm": msgspec.json.Decoder(AlarmLine),
+    b"warning": msgspec.json.Decoder(WarningLine),
+}
+_OF_PART: dict[bytes, _Decoder] = {
+    b"buffer": msgspec.json.Decoder(BufferStatus),
+    b"curator": msgspec.json.Decoder(CuratorStatus),
+}
+_OF_SAMPLER: _Decoder = msgspec.json.Decoder(SamplerStatus)
+
+
+class _Span(NamedTuple):
+    """A line of a chunk."""
+
+    start: int
+    stop: int
+    decoder: _Decoder
+
+
+class Follower:
+    """Reads what has been appended to a run's metrics, whole lines only, a chunk a call."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / FILE_NAME
+        self._chunk_bytes = MIN_CHUNK_BYTES
+        self.offset, self.size = 0, 0
+        """Bytes that were read, and that there are."""
+        self.num_unreadable = 0
+        """Lines that are none: a crash cut them, or somebody else wrote them."""
+
+    def look(self) -> bool:
+        """See how much there is; whether it is less than was read, so that the file is another one."""
+        self.size = self._path.stat().st_size if self._path.exists() else 0
+        self._chunk_bytes = min(max((self.size - self.offset) // CHUNKS, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+        return self.size < self.offset
+
+    def records(self) -> list[Record] | None:
+        """The records of the next chunk; None where no whole line is left."""
+        if self.size <= self.offset:
+            return None
+        with self._path.open("rb") as file:
+            file.seek(self.offset)
+            data = file.read(self._chunk_bytes)
+            # A line may be longer than a chunk.
+            while b"\n" not in data and (more := file.read(self._chunk_bytes)):
+                data += more
+        end = data.rfind(b"\n") + 1
+        if not end:
+            return None
+        self.offset += end
+        return list(self._decoded(data, end))
+
+    def _decoded(self, data: bytes, end: int) -> Iterator[Record]:
+        view = memoryview(data)
+        for start, stop, decoder in _spans(data, end):
+            try:
+                yield decoder.decode(view[start:stop])
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                self.num_unreadable += 1
+
+
+def _spans(data: bytes, end: int) -> list[_Span]:
+    """Where the lines are that matter, in their order, and what decodes them."""
+    found: list[_Span] = []
+    statuses: dict[bytes, list[int]] = defaultdict(list)
+    find = data.find
+    at = find(_EVENT, 0, end)
+    while at >= 0:
+        at += len(_EVENT)
+        is_status = data.startswith(_STATUS, at)
+        begin = at + len(_STATUS) if is_status else at
+        name = data[begin : find(b'"', begin)]
+        if is_status:
+            statuses[name].append(at)
+        elif decoder := _OF_EVENT.get(name):
+            found += _line_around(data, at, decoder)
+        at = find(_EVENT, at, end)
+    for part, places in statuses.items():
+        decoder, stride = _OF_PART.get(part, _OF_SAMPLER), -(-len(places) // STATUSES_A_CHUNK)
+        for at in places[(len(places) - 1) % stride :: stride]:
+            found += _line_around(data, at, decoder)
+    return sorted(found, key=lambda span: span.start)
+
+
+def _line_around(data: bytes, at: int, decoder: _Decoder) -> list[_Span]:
+    """The line that names its event before `at`; none where that is not the event of the line, but deeper in it."""
+    start = data.rfind(b"\n", 0, at) + 1
+    is_own = data.find(_EVENT, start) + len(_EVENT) == at
+    return [_Span(start, data.find(b"\n", at), decoder)] if is_own else []
