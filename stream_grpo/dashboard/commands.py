@@ -31,7 +31,7 @@ def dashboard(run_dirs: Sequence[Path], *, host: str, port: int, say: Callable[[
         say(f"live page: {address(listener, host, token)}")
         if token:
             say(f"bound to {host}: whoever has this link sees all rollouts; the connection is not encrypted")
-        serve(run_dirs, listener, token)
+        serve(run_dirs, listener, token, read_ahead=True)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -56,14 +56,16 @@ def address(listener: socket.socket, host: str, token: str | None = None) -> str
     return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
 
 
-def serve(run_dirs: Sequence[Path], listener: socket.socket, token: str | None = None) -> None:
+def serve(
+    run_dirs: Sequence[Path], listener: socket.socket, token: str | None = None, *, read_ahead: bool = False
+) -> None:
     """Serve the page on a socket, until this process is asked to end."""
     import uvicorn  # a run that is not looked at has no use for it
 
     from stream_grpo.dashboard.server import make_app
 
     config = uvicorn.Config(
-        make_app(run_dirs, token),
+        make_app(run_dirs, token, read_ahead=read_ahead),
         log_level="warning",
         access_log=False,
         server_header=False,

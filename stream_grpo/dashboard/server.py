@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mimetypes
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
@@ -22,8 +24,8 @@ from stream_grpo.dashboard.browsing import filters_of, find_decoder, group_page,
 from stream_grpo.dashboard.views import RunView
 from stream_grpo.errors import ConfigError, StreamGrpoError
 
-READ_S = 0.7
-"""What one request may read of the metrics of all runs; the next one goes on."""
+READ_S, MIN_READ_S = 1.5, 0.1
+"""What one request may read of the metrics of all runs, and of each at least; the next one goes on."""
 INDEX = "index.html"
 
 
@@ -31,9 +33,14 @@ class NotThere(ConfigError):
     """Something that a request names does not exist."""
 
 
-def make_app(run_dirs: Sequence[Path], token: str | None) -> Starlette:
-    """The application that shows these runs. `token` is what every request must bring; None: loopback alone."""
+def make_app(run_dirs: Sequence[Path], token: str | None, *, read_ahead: bool = False) -> Starlette:
+    """The application that shows these runs. `token` is what every request must bring; None: loopback alone.
+
+    `read_ahead`: begin to read before anybody asks.
+    """
     runs = {view.name: view for view in views_of(run_dirs)}
+    for view in runs.values() if read_ahead else ():
+        threading.Thread(target=view.read_ahead, name=f"read-{view.name}", daemon=True).start()
     static = static_files()
     return Starlette(
         routes=[
@@ -93,8 +100,13 @@ def _updates(runs: Mapping[str, RunView], request: Request) -> dict[str, Any]:
     """Every run; `since` has a cursor for each, in their order, between commas."""
     since = request.query_params.get("since", "").split(",")
     cursors = since if len(since) == len(runs) else [""] * len(runs)
-    budget_s = READ_S / len(runs)
-    return {"runs": [view.update(c, budget_s) for view, c in zip(runs.values(), cursors, strict=True)]}
+    until = time.monotonic() + READ_S
+    return {
+        "runs": [
+            view.update(cursor, max(MIN_READ_S, until - time.monotonic()))
+            for view, cursor in zip(runs.values(), cursors, strict=True)
+        ]
+    }
 
 
 def _groups(runs: Mapping[str, RunView], request: Request) -> dict[str, Any]:

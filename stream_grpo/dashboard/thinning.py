@@ -5,19 +5,20 @@ F figures, N rows, K buckets.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+_Number = TypeVar("_Number", np.float64, np.int64)
 
 
 class Cursor(NamedTuple):
-    """What a reader has: buckets before `index` of a table whose older buckets have not changed since `generation`."""
+    """What a reader has: buckets before `bucket` of a table whose older buckets have not changed since `generation`."""
 
     generation: int
-    index: int
+    bucket: int
 
 
 class Thinned:
@@ -34,10 +35,11 @@ class Thinned:
 
     def _reset(self) -> None:
         self._width = 1
-        self._rows = np.zeros(0, np.int64)
+        self._rows: NDArray[np.int64] = np.zeros(0, np.int64)
         # [K] first and last x; [K, F] numbers, sums, smallest, largest, last.
-        self._first, self._end = np.zeros(0), np.zeros(0)
-        empty = np.zeros((0, len(self.names)))
+        self._first: Floats = np.zeros(0)
+        self._end: Floats = np.zeros(0)
+        empty: Floats = np.zeros((0, len(self.names)))
         self._number, self._sum, self._low, self._high, self._last = (empty.copy() for _ in range(5))
 
     def __len__(self) -> int:
@@ -114,7 +116,7 @@ class Thinned:
         """The first bucket that a reader has not, or not as it is now."""
         if cursor is None or cursor.generation != self._generation:
             return 0
-        return min(max(cursor.index, 0), len(self))
+        return min(max(cursor.bucket, 0), len(self))
 
     def x(self, start: int = 0) -> Floats:
         """[K] where each bucket ends."""
@@ -143,9 +145,11 @@ class Thinned:
         return _finite(self._high[start:, self.names.index(name)])
 
 
-def _joined(how: np.ufunc, values: NDArray[np.generic], begin: int, starts: NDArray[np.int64]) -> NDArray[np.generic]:
-    return np.concatenate([values[:begin], how.reduceat(values, starts)])
+def _joined(how: np.ufunc, values: NDArray[_Number], begin: int, starts: NDArray[np.intp]) -> NDArray[_Number]:
+    joined: NDArray[_Number] = how.reduceat(values, starts)
+    return np.concatenate([values[:begin], joined])
 
 
 def _finite(values: Floats) -> Floats:
-    return np.where(np.isfinite(values), values, np.nan)
+    found: Floats = np.where(np.isfinite(values), values, np.nan)
+    return found

@@ -23,6 +23,8 @@ MEANS = (
 BANDS = ("reward_mean",)
 """Figures whose smallest and largest value in a bucket are sent, too."""
 FATES = TokensByFate.__struct_fields__
+AHEAD_S = 0.1
+"""What is read at once while nobody asks; whoever does waits no longer than that."""
 DIGITS = 5
 """Significant ones that are sent: a picture shows no more."""
 
@@ -33,6 +35,13 @@ class RunView:
     def __init__(self, name: str, run_dir: Path, clock: Callable[[], float] = time.time) -> None:
         self.name, self.run_dir = name, run_dir
         self._reader, self._files, self._clock = RunReader(run_dir), Files(run_dir), clock
+
+    def read_ahead(self) -> None:
+        """Take in all that is there, so that a page need not wait for it. Others may look meanwhile."""
+        is_whole = False
+        while not is_whole:
+            with self._reader.lock:
+                is_whole = self._reader.follow(AHEAD_S)
 
     def update(self, since: str, budget_s: float) -> dict[str, Any]:
         """What a page with cursor `since` lacks; an empty cursor lacks all. Reads the run for about `budget_s`."""
@@ -70,7 +79,7 @@ class RunView:
 
 def format_cursor(start: int, tables: Mapping[str, Thinned]) -> str:
     """What a page has that was sent all buckets of these tables."""
-    return "-".join([str(start), *(f"{table.cursor.generation}.{table.cursor.index}" for table in tables.values())])
+    return "-".join([str(start), *(f"{table.cursor.generation}.{table.cursor.bucket}" for table in tables.values())])
 
 
 def parse_cursor(text: str, start: int, names: Iterable[str]) -> dict[str, Cursor]:

@@ -59,27 +59,27 @@ const FIGURES = [
   ["entropy", "Entropy", "Of the policy, in nats a token."],
   ["k3", "KL to the behavior policy", "k3, a token: how far the weights that sampled are from those trained."],
   ["ess", "Effective sample size", "As a share of the tokens; low: a few tokens have all the weight."],
-  ["mask_share", "Masked tokens", "Share that the correction takes out.", percentish],
-  ["clip_share_high", "Clipped tokens", "Share that the trust region stops.", percentish],
+  ["mask_share", "Masked tokens", "Share that the correction takes out.", percentish, [0]],
+  ["clip_share_high", "Clipped tokens", "Share that the trust region stops.", percentish, [0]],
   ["grad_norm", "Gradient norm", "Before it is cut."],
   ["response_tokens_mean", "Response length", "Mean, in tokens."],
 ];
 
 const pictures = [
-  new Shared(body("reward"), lines, { title: "Reward", height: 320, format: (value) => percent(value, 1), range: [1] , note: "Points: held-out pass@1 with its 95% interval; diamonds: the large evaluations before and after. Curves: mean reward of what was trained." }, series.reward),
+  new Shared(body("reward"), lines, { title: "Held-out pass@1 and training reward", height: 320, format: (value) => percent(value, 1), mark: percent, range: [1], note: "Points: held-out pass@1 with its 95% interval; diamonds: the large evaluations before and after. Curves: mean reward of what was trained." }, series.reward),
   new PerRun(body("flow"), stack, { title: "Seconds of a learner step", note: "Computing, and waiting for groups that may be trained on.", height: 170 }, series.learnerTime),
-  new PerRun(body("ages"), heat, { title: "Trained tokens by age", note: "Each column is a stretch of steps, each row an age: the darker, the more of its tokens." }, series.ageShares),
+  new PerRun(body("ages"), heat, { title: "Trained tokens by age", note: "Each column is a stretch of steps, each row an age: the stronger, the more of its tokens." }, series.ageShares),
   new PerRun(body("ages"), lines, { title: "Age of groups", note: "At lease; no token above the bound is trained on.", range: [0], height: 190 }, series.ages),
   new PerRun(body("ages"), stack, { title: "Where age comes from", note: "Mean learner steps that passed in each part.", height: 190 }, series.ageParts),
   new PerRun(body("pool"), stack, { title: "Problems by difficulty", note: "Solved, useful and too hard: of those sampled, by their sliding success rate." }, series.difficulty),
-  new PerRun(body("pool"), heat, { title: "Success rate by domain", note: "Each row is a domain: the darker, the more often its problems are solved.", left: 92 }, series.domains),
+  new PerRun(body("pool"), heat, { title: "Success rate by domain", note: "Each row is a domain: the stronger, the more often its problems are solved.", left: 92 }, series.domains),
   new PerRun(body("tokens"), stack, { title: "Tokens a learner step, by fate", note: "With the share of all tokens that were sampled.", height: 240 }, series.fates),
-  ...FIGURES.map(([name, title, note, format = number]) =>
-    new Shared(body("updates"), lines, { title, note, format, height: 150 }, (runs, by, unit) => series.figure(runs, by, unit, name))),
+  ...FIGURES.map(([name, title, note, format = number, range = []]) =>
+    new Shared(body("updates"), lines, { title, note, format, range, height: 150 }, (runs, by, unit) => series.figure(runs, by, unit, name))),
 ];
 
 function percentish(value) {
-  return percent(value, value < 0.01 ? 2 : 1);
+  return percent(value, value === 0 ? 0 : value < 0.01 ? 2 : 1);
 }
 
 const overview = new Overview(document.querySelector("#runs .cards"), (name, isShown) => { hidden.set(name, !isShown); show(); });

@@ -12,9 +12,9 @@ const observer = new ResizeObserver((entries) => {
 });
 
 export class Plot {
-  /** `format`: a y value as text; `range`: y values that are always shown; `height` in pixels. */
-  constructor(kind, { title, note = "", format = number, range = [], height = 220, left = MARGIN.left, level = "h3" }) {
-    Object.assign(this, { kind, title, format, range, height, data: null, at: null });
+  /** `format`: a y value as text, `mark`: as it stands at the axis; `range`: y values that are always shown; `height` in pixels. */
+  constructor(kind, { title, note = "", format = number, mark = format, range = [], height = 220, left = MARGIN.left, level = "h3" }) {
+    Object.assign(this, { kind, title, format, mark, range, height, data: null, at: null });
     this.margin = { ...MARGIN, left };
     this.svg = s("svg", { "aria-hidden": "true" });
     this.readout = h("output", { class: "readout", hidden: true });
@@ -69,9 +69,9 @@ export class Plot {
   axes(domain, width, right, bottom) {
     const { margin, data } = this;
     const rows = this.kind.rows?.(data);
-    const marks = rows ? [] : ticks(domain.y, this.height > 160 ? 4 : 3).map((value) => [
+    const marks = rows ? [] : ticks(domain.y, this.height > 160 ? 5 : 3.5).map((value) => [
       s("line", { class: "rule", x1: margin.left, x2: right, y1: this.y(value), y2: this.y(value) }),
-      s("text", { x: margin.left - 7, y: this.y(value) + 4, class: "end" }, this.format(value)),
+      s("text", { x: margin.left - 7, y: this.y(value) + 4, class: "end" }, this.mark(value)),
     ]);
     const labels = (rows ?? []).map(({ name, y }) =>
       s("text", { x: margin.left - 7, y: margin.top + y * (bottom - margin.top) + 4, class: "end" }, shortened(name)));

@@ -13,7 +13,7 @@ export function ticks([from, to], wanted) {
   if (!(to > from)) return [from];
   const rough = (to - from) / wanted;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.99);
+  const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.9);
   const found = [];
   for (let k = Math.ceil(from / step - 1e-9); k * step <= to + step * 1e-9; k += 1) found.push(Number((k * step).toPrecision(12)));
   return found;

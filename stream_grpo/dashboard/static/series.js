@@ -1,5 +1,7 @@
 // From what is known of a run to what a picture draws. Pure.
 
+import { count } from "./format.js";
+
 export const AGES = ["0", "1", "2", "3-4", "5-8", "9-16", "17-32", ">32"];
 const ENDS = ["trained", "no_signal", "stale", "baseline_only", "masked", "evaluation", "invalid", "refused"];
 const FATE_MARKS = { trained: "m2", no_signal: "m1", stale: "m3", baseline_only: "m4", masked: "m5", evaluation: "m0", invalid: "m6", refused: "m7" };
@@ -112,8 +114,8 @@ export function difficulty(run, axis, unit) {
   const { pool } = run, seen = column(pool, "seen");
   const unseen = column(pool, "problems").map((all, i) => (all === null ? null : Math.max(0, all - seen[i])));
   const layers = [["solved", "m2"], ["useful", "m0"], ["too_hard", "m3"]].map(([name, mark]) => (
-    { name: name.replace("_", " "), mark, y: column(pool, name), value: String(column(pool, name).at(-1) ?? "–") }));
-  layers.push({ name: "never sampled", mark: "grey", y: unseen, value: String(unseen.at(-1) ?? "–") });
+    { name: name.replace("_", " "), mark, y: column(pool, name), value: count(column(pool, name).at(-1)) }));
+  layers.push({ name: "never sampled", mark: "grey", y: unseen, value: count(unseen.at(-1)) });
   return { unit, x: along(run, pool, axis), layers: pool.x.length ? layers : [] };
 }
 
