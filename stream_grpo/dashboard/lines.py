@@ -6,8 +6,8 @@ status lines, which say how things stand, some of each stretch are enough.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,14 +15,16 @@ import msgspec
 
 from stream_grpo.metrics import FILE_NAME
 
-_EVENT, _STATUS = b'"event": "', b'status", "part": "'
-"""How `MetricsLog` names the event of a line, and what follows for a status. In text, quotes have a backslash."""
+_EVENT, _STATUS = b'"event": "', b'"event": "status", "part": "'
+"""How `MetricsLog` names the event of a line, and how a status begins to. Within text, quotes have a backslash."""
+HEAD_BYTES = 200
+"""Where the event of a line has been named."""
 AGES = ("0", "1", "2", "3-4", "5-8", "9-16", "17-32", ">32")
 """The age buckets of `by_age`, in learner steps."""
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES, CHUNKS = 32 << 10, 4 << 20, 256
 """A file that is read from the start is read in about so many chunks."""
-STATUSES_A_CHUNK = 8
-"""Status lines of each part that are decoded of a chunk, evenly spread, the newest among them."""
+SWEEPS_A_CHUNK = 8
+"""So often one status line of each part is decoded of a chunk, evenly spread, and the newest of each."""
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -176,7 +178,7 @@ class Follower:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / FILE_NAME
-        self._chunk_bytes = MIN_CHUNK_BYTES
+        self._chunk_bytes, self._is_whole = MIN_CHUNK_BYTES, True
         self.offset, self.size = 0, 0
         """Bytes that were read, and that there are."""
         self.num_unreadable = 0
@@ -185,12 +187,15 @@ class Follower:
     def look(self) -> bool:
         """See how much there is; whether it is less than was read, so that the file is another one."""
         self.size = self._path.stat().st_size if self._path.exists() else 0
-        self._chunk_bytes = min(max((self.size - self.offset) // CHUNKS, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+        if self._is_whole:
+            self._chunk_bytes = min(max((self.size - self.offset) // CHUNKS, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+        self._is_whole = False
         return self.size < self.offset
 
     def records(self) -> list[Record] | None:
         """The records of the next chunk; None where no whole line is left."""
         if self.size <= self.offset:
+            self._is_whole = True
             return None
         with self._path.open("rb") as file:
             file.seek(self.offset)
@@ -200,6 +205,7 @@ class Follower:
                 data += more
         end = data.rfind(b"\n") + 1
         if not end:
+            self._is_whole = True
             return None
         self.offset += end
         return list(self._decoded(data, end))
@@ -216,28 +222,41 @@ class Follower:
 def _spans(data: bytes, end: int) -> list[_Span]:
     """Where the lines are that matter, in their order, and what decodes them."""
     found: list[_Span] = []
-    statuses: dict[bytes, list[int]] = defaultdict(list)
-    find = data.find
-    at = find(_EVENT, 0, end)
-    while at >= 0:
-        at += len(_EVENT)
-        is_status = data.startswith(_STATUS, at)
-        begin = at + len(_STATUS) if is_status else at
-        name = data[begin : find(b'"', begin)]
-        if is_status:
-            statuses[name].append(at)
-        elif decoder := _OF_EVENT.get(name):
-            found += _line_around(data, at, decoder)
-        at = find(_EVENT, at, end)
-    for part, places in statuses.items():
-        decoder, stride = _OF_PART.get(part, _OF_SAMPLER), -(-len(places) // STATUSES_A_CHUNK)
-        for at in places[(len(places) - 1) % stride :: stride]:
-            found += _line_around(data, at, decoder)
-    return sorted(found, key=lambda span: span.start)
+    start, find = 0, data.find
+    while start < end:
+        stop = find(b"\n", start)
+        at = find(_EVENT, start, start + HEAD_BYTES) + len(_EVENT)
+        # By far the most lines are statuses, so this is all that is done about each of them.
+        if data[at : at + 2] != b"st" or data[at + 2 : at + 3] == b"e":
+            decoder = _OF_EVENT.get(data[at : find(b'"', at)])
+            if decoder is not None:
+                found.append(_Span(start, stop, decoder))
+        start = stop + 1
+    for at, part in _statuses(data, end).items():
+        line = _Span(data.rfind(b"\n", 0, at) + 1, find(b"\n", at), _OF_PART.get(part, _OF_SAMPLER))
+        # One that is named deeper in a line is none.
+        if find(_EVENT, line.start) == at:
+            found.append(line)
+    return sorted(found, key=attrgetter("start"))
 
 
-def _line_around(data: bytes, at: int, decoder: _Decoder) -> list[_Span]:
-    """The line that names its event before `at`; none where that is not the event of the line, but deeper in it."""
-    start = data.rfind(b"\n", 0, at) + 1
-    is_own = data.find(_EVENT, start) + len(_EVENT) == at
-    return [_Span(start, data.find(b"\n", at), decoder)] if is_own else []
+def _statuses(data: bytes, end: int) -> dict[int, bytes]:
+    """Places of status lines with their part: from evenly spread places on one of each part, and each part's newest."""
+    found: dict[int, bytes] = {}
+    for number in range(SWEEPS_A_CHUNK):
+        parts, at = set[bytes](), data.find(_STATUS, number * end // SWEEPS_A_CHUNK, end)
+        while at >= 0 and (part := _part(data, at)) not in parts:
+            parts.add(part)
+            found[at] = part
+            at = data.find(_STATUS, at + 1, end)
+    parts, at = set(), data.rfind(_STATUS, 0, end)
+    while at >= 0 and (part := _part(data, at)) not in parts:
+        parts.add(part)
+        found[at] = part
+        at = data.rfind(_STATUS, 0, at)
+    return found
+
+
+def _part(data: bytes, at: int) -> bytes:
+    begin = at + len(_STATUS)
+    return data[begin : data.find(b'"', begin)]

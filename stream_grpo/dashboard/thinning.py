@@ -146,8 +146,8 @@ class Thinned:
 
 
 def _joined(how: np.ufunc, values: NDArray[_Number], begin: int, starts: NDArray[np.intp]) -> NDArray[_Number]:
-    joined: NDArray[_Number] = how.reduceat(values, starts)
-    return np.concatenate([values[:begin], joined])
+    joined: NDArray[_Number] = np.concatenate([values[:begin], how.reduceat(values, starts)])
+    return joined
 
 
 def _finite(values: Floats) -> Floats:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stream_grpo.algo.statistics import AGE_EDGES, _labels
-from stream_grpo.dashboard.lines import AGES, STATUSES_A_CHUNK
+from stream_grpo.dashboard.lines import AGES, SWEEPS_A_CHUNK
 from stream_grpo.dashboard.reading import MAX_DOMAINS, RunReader
 from tests.dashboard.runs import WrittenRun
 
@@ -93,7 +93,7 @@ def test_of_many_statuses_in_a_chunk_the_newest_is_among_those_read(run: Written
         run.curator(seen=seen)
     reader = RunReader(run.path)
     reader.follow()
-    assert len(reader.pool) <= STATUSES_A_CHUNK
+    assert len(reader.pool) <= SWEEPS_A_CHUNK + 1
     assert reader.pool.last("seen")[-1] == 49
 
 

@@ -92,7 +92,8 @@ function show() {
   const shown = runs.filter(({ isShown }) => isShown);
   const by = axis.value, unit = by === "step" ? "step" : "hour";
   const key = JSON.stringify([by, shown.map(({ name, cursor, step, heldout, last_s }) => [name, cursor, step, heldout, last_s])]);
-  document.title = runs.length === 1 ? `${runs[0].name} – stream-grpo` : `${runs.length} runs – stream-grpo`;
+  document.title = runs.length === 1 ? `${runs[0].name}: stream-grpo` : `${runs.length} runs: stream-grpo`;
+  document.body.classList.toggle("several", shown.length > 1);
   overview.update(runs);
   replace(body("alarms"), JSON.stringify(shown.map(({ name, num_alarms, num_warnings }) => [name, num_alarms, num_warnings])), () => alarms(shown));
   replace(flows, JSON.stringify(shown.map(({ name, state, flow: at }) => [name, state, at])), () => shown.map((run) => flow(run, runs.length > 1)));

@@ -56,7 +56,7 @@ export function reward(runs, axis, unit) {
     const own = runs.length > 1 ? run.mark : "m1";
     const scores = heldout(run, axis);
     return [
-      { name: "", looks: "faint", mark: own, x, y, low: column(run.steps, "reward_mean/low"), high: column(run.steps, "reward_mean/high") },
+      ...(runs.length > 1 ? [] : [{ name: "", looks: "faint", mark: own, x, y, low: column(run.steps, "reward_mean/low"), high: column(run.steps, "reward_mean/high") }]),
       { name: of(run, runs, "training reward, smoothed"), mark: own, x, y: smooth(y) },
       ...(scores.x.length ? [{ name: of(run, runs, "held-out pass@1, 95% interval"), looks: "dots", mark: runs.length > 1 ? run.mark : "m0", ...scores }] : []),
     ];
