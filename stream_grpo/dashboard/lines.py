@@ -176,8 +176,9 @@ class _Span(NamedTuple):
 class Follower:
     """Reads what has been appended to a run's metrics, whole lines only, a chunk a call."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / FILE_NAME
+    def __init__(self, run_dir: Path, num_samples: int | None = None) -> None:
+        """`num_samples`: read about so many small chunks of what there is, evenly spread, and pass over the rest."""
+        self._path, self._num_samples, self._skip_bytes = run_dir / FILE_NAME, num_samples, 0
         self._chunk_bytes, self._is_whole = MIN_CHUNK_BYTES, True
         self.offset, self.size = 0, 0
         """Bytes that were read, and that there are."""
@@ -188,7 +189,11 @@ class Follower:
         """See how much there is; whether it is less than was read, so that the file is another one."""
         self.size = self._path.stat().st_size if self._path.exists() else 0
         if self._is_whole:
-            self._chunk_bytes = min(max((self.size - self.offset) // CHUNKS, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+            left = self.size - self.offset
+            self._chunk_bytes = min(max(left // CHUNKS, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+            if self._num_samples is not None:
+                self._chunk_bytes = MIN_CHUNK_BYTES
+                self._skip_bytes = max(0, left // self._num_samples - MIN_CHUNK_BYTES)
         self._is_whole = False
         return self.size < self.offset
 
@@ -207,8 +212,18 @@ class Follower:
         if not end:
             self._is_whole = True
             return None
+        found = list(self._decoded(data, end))
         self.offset += end
-        return list(self._decoded(data, end))
+        if self._skip_bytes:
+            self._pass_over()
+        return found
+
+    def _pass_over(self) -> None:
+        """Go on at the line that begins next after what is skipped; the newest chunk is read in any case."""
+        self.offset = max(self.offset, min(self.offset + self._skip_bytes, self.size - self._chunk_bytes))
+        with self._path.open("rb") as file:
+            file.seek(self.offset - 1)
+            self.offset += len(file.readline()) - 1
 
     def _decoded(self, data: bytes, end: int) -> Iterator[Record]:
         view = memoryview(data)

@@ -54,13 +54,16 @@ _NAN = float("nan")
 class RunReader:
     """Follows one run. Safe from several threads: whoever holds `lock` may read and look."""
 
-    def __init__(self, run_dir: Path, timer: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, run_dir: Path, timer: Callable[[], float] = time.monotonic, num_samples: int | None = None
+    ) -> None:
+        """`num_samples`: look at so many places of the file alone, see `Follower`."""
         self.run_dir, self.lock = run_dir, threading.Lock()
-        self._timer = timer
+        self._timer, self._num_samples = timer, num_samples
         self._begin(first_start=0)
 
     def _begin(self, first_start: int) -> None:
-        self.follower = Follower(self.run_dir)
+        self.follower = Follower(self.run_dir, self._num_samples)
         self.start = first_start
         """Raised when the file turns out to be another one: whoever has read anything has to begin anew."""
         self.steps = Thinned(tuple(name for name, _ in _FIGURES))
@@ -86,6 +89,11 @@ class RunReader:
             if self._timer() > until:
                 return self.follower.offset >= self.follower.size
         return True
+
+    @property
+    def num_bytes_left(self) -> int:
+        """That were there when it last looked."""
+        return self.follower.size - self.follower.offset
 
     @property
     def share_read(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -23,8 +24,10 @@ MEANS = (
 BANDS = ("reward_mean",)
 """Figures whose smallest and largest value in a bucket are sent, too."""
 FATES = TokensByFate.__struct_fields__
-AHEAD_S = 0.1
-"""What is read at once while nobody asks; whoever does waits no longer than that."""
+AHEAD_S, PAUSE_S = 0.1, 0.005
+"""How long is read at once while nobody asks, and the moment in which whoever does gets in."""
+SAMPLED_ABOVE_BYTES, NUM_SAMPLES = 64 << 20, 500
+"""A run with more than this left to read is first shown as it is at so many places of its metrics."""
 DIGITS = 5
 """Significant ones that are sent: a picture shows no more."""
 
@@ -35,6 +38,7 @@ class RunView:
     def __init__(self, name: str, run_dir: Path, clock: Callable[[], float] = time.time) -> None:
         self.name, self.run_dir = name, run_dir
         self._reader, self._files, self._clock = RunReader(run_dir), Files(run_dir), clock
+        self._sampled: RunReader | None = None
 
     def read_ahead(self) -> None:
         """Take in all that is there, so that a page need not wait for it. Others may look meanwhile."""
@@ -42,51 +46,66 @@ class RunView:
         while not is_whole:
             with self._reader.lock:
                 is_whole = self._reader.follow(AHEAD_S)
+            time.sleep(PAUSE_S)
 
     def update(self, since: str, budget_s: float) -> dict[str, Any]:
         """What a page with cursor `since` lacks; an empty cursor lacks all. Reads the run for about `budget_s`."""
-        reader = self._reader
-        with reader.lock:
-            is_whole = reader.follow(budget_s)
-            tables = {"steps": reader.steps, "pool": reader.pool, "evaluations": reader.evaluations}
-            known = parse_cursor(since, reader.start, tables)
-            starts = {name: table.start_of(known.get(name)) for name, table in tables.items()}
-            summary = self._files.read("summary.json")
-            settings = Settings.read(self.run_dir)
-            return {
-                "name": self.name,
-                "cursor": format_cursor(reader.start, tables),
-                "complete": is_whole,
-                "share_read": reader.share_read,
-                "state": state_of(self.run_dir, summary, reader.step, reader.last_s, self._clock()),
-                "last_s": reader.last_s,
-                "first_s": reader.first_s,
-                "step": reader.step,
-                "settings": settings.values,
-                "heldout": heldout(self._files, summary, settings.headline_domains),
-                "steps": _steps(reader.steps, starts["steps"]),
-                "pool": _pool(reader.pool, starts["pool"]),
-                "evaluations": _evaluations(reader.evaluations, starts["evaluations"]),
-                "tokens": msgspec.structs.asdict(reader.newest.tokens) if reader.newest else {},
-                "flow": reader.flow.as_fields(),
-                "alarms": _notes(reader.alarms),
-                "warnings": _notes(reader.warnings),
-                "num_alarms": reader.num_alarms,
-                "num_warnings": reader.num_warnings,
-                "num_unreadable": reader.follower.num_unreadable,
-            }
+        with self._reader.lock:
+            shown, is_whole = self._reader_to_show(budget_s)
+            return self._update(shown, since) | {"complete": is_whole, "share_read": self._reader.share_read}
+
+    def _reader_to_show(self, budget_s: float) -> tuple[RunReader, bool]:
+        """The reader of all lines, once it has them; of a long run, until then, one of some. And whether it has."""
+        is_whole = self._reader.follow(budget_s if self._sampled else 0.0)
+        if not is_whole and self._sampled is None:
+            if self._reader.num_bytes_left > SAMPLED_ABOVE_BYTES:
+                self._sampled = RunReader(self.run_dir, num_samples=NUM_SAMPLES)
+                self._sampled.follow(math.inf)
+            else:
+                is_whole = self._reader.follow(budget_s)
+        if is_whole:
+            self._sampled = None
+        return self._sampled or self._reader, is_whole
+
+    def _update(self, reader: RunReader, since: str) -> dict[str, Any]:
+        tables = {"steps": reader.steps, "pool": reader.pool, "evaluations": reader.evaluations}
+        start = f"{reader.start}{'s' if reader is self._sampled else ''}"
+        known = parse_cursor(since, start, tables)
+        starts = {name: table.start_of(known.get(name)) for name, table in tables.items()}
+        summary = self._files.read("summary.json")
+        settings = Settings.read(self.run_dir)
+        return {
+            "name": self.name,
+            "cursor": format_cursor(start, tables),
+            "state": state_of(self.run_dir, summary, reader.step, reader.last_s, self._clock()),
+            "last_s": reader.last_s,
+            "first_s": reader.first_s,
+            "step": reader.step,
+            "settings": settings.values,
+            "heldout": heldout(self._files, summary, settings.headline_domains),
+            "steps": _steps(reader.steps, starts["steps"]),
+            "pool": _pool(reader.pool, starts["pool"]),
+            "evaluations": _evaluations(reader.evaluations, starts["evaluations"]),
+            "tokens": msgspec.structs.asdict(reader.newest.tokens) if reader.newest else {},
+            "flow": reader.flow.as_fields(),
+            "alarms": _notes(reader.alarms),
+            "warnings": _notes(reader.warnings),
+            "num_alarms": reader.num_alarms,
+            "num_warnings": reader.num_warnings,
+            "num_unreadable": reader.follower.num_unreadable,
+        }
 
 
-def format_cursor(start: int, tables: Mapping[str, Thinned]) -> str:
+def format_cursor(start: str, tables: Mapping[str, Thinned]) -> str:
     """What a page has that was sent all buckets of these tables."""
-    return "-".join([str(start), *(f"{table.cursor.generation}.{table.cursor.bucket}" for table in tables.values())])
+    return "-".join([start, *(f"{table.cursor.generation}.{table.cursor.bucket}" for table in tables.values())])
 
 
-def parse_cursor(text: str, start: int, names: Iterable[str]) -> dict[str, Cursor]:
+def parse_cursor(text: str, start: str, names: Iterable[str]) -> dict[str, Cursor]:
     """The inverse; nothing for a cursor of another file, or for anything else. A page that has nothing is sent all."""
     first, *parts = text.split("-")
     names = list(names)
-    if first != str(start) or len(parts) != len(names):
+    if first != start or len(parts) != len(names):
         return {}
     found = {}
     for name, part in zip(names, parts, strict=True):

@@ -43,6 +43,8 @@ class WrittenRun:
             "num_tokens": 100.0,
             "step_s": 0.5,
             "waited_s": 1.0,
+            "entropy": 0.5,
+            "ess": 0.9,
             "by_age": {"0": {"num_tokens": 60.0}, "3-4": {"num_tokens": 40.0}},
             "tokens": {"generated": 150 * step, "trained": 100 * step, "no_signal": 50 * step},
         }

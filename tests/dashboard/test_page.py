@@ -19,7 +19,8 @@ pytestmark = pytest.mark.nightly
 PHONE, DESK = {"width": 375, "height": 812}, {"width": 1280, "height": 900}
 CONTROLS = "a[href], button, select, input, summary, [tabindex='0']"
 CONTRAST = """() => {
-  const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
+  const pixel = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
+  const canvas = pixel.getContext("2d", { willReadFrequently: true });
   const painted = (colours) => {  // the last on top, as a browser mixes them
     for (const colour of ["white", ...colours]) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
     return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);

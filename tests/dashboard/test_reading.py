@@ -51,7 +51,7 @@ def test_a_figure_that_is_null_or_missing_is_none(run: WrittenRun) -> None:
     reader = RunReader(run.path)
     reader.follow()
     assert np.isnan(reader.steps.mean("reward_mean")[0])
-    assert np.isnan(reader.steps.mean("entropy")[0])
+    assert np.isnan(reader.steps.mean("grad_norm")[0])
 
 
 def test_a_step_that_is_made_again_replaces_what_a_crash_has_lost(run: WrittenRun) -> None:

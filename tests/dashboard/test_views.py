@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stream_grpo.dashboard import facts
+from stream_grpo.dashboard import facts, views
 from stream_grpo.dashboard.views import RunView
 from tests.dashboard.runs import BEGUN_S, WrittenRun
 
@@ -91,3 +91,31 @@ def test_a_run_lives_while_its_lock_is_held(
 ) -> None:
     monkeypatch.setattr(facts, "is_locked", lambda path: is_locked)
     assert facts.state_of(tmp_path, summary, 7, BEGUN_S, BEGUN_S + silent_s) == state
+
+
+def test_a_long_run_is_shown_from_some_of_its_lines_until_all_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "SAMPLED_ABOVE_BYTES", 100_000)
+    monkeypatch.setattr(views, "NUM_SAMPLES", 4)
+    run = WrittenRun(tmp_path / "run")
+    run.steps(1, 900)  # about 700 kB
+    run.write("alarm", step=900, name="no_signal", sentence="Nothing is learnt.")
+    view = RunView("run", run.path)
+    first = view.update("", 0.0)
+    # The newest lines are among the samples, and so are steps from all over the run.
+    assert (first["complete"], first["step"], first["num_alarms"]) == (False, 900, 1)
+    assert 50 < len(first["steps"]["x"]) < 600
+    assert first["steps"]["x"][0] == 1
+    sent = view.update(first["cursor"], 60.0)
+    assert (sent["complete"], sent["share_read"]) == (True, 1.0)
+    assert sent["steps"]["from"] == 0
+    assert sent["steps"]["x"] == list(range(1, 901))
+
+
+def test_reading_ahead_leaves_nothing_to_read(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "run")
+    run.steps(1, 300)
+    view = RunView("run", run.path)
+    view.read_ahead()
+    assert view.update("", 0.0)["step"] == 300

@@ -27,7 +27,10 @@ class Shared {
   }
 
   update(runs, by, unit, key) {
-    this.plot.update(key, this.make(runs, by, unit));
+    const data = this.make(runs, by, unit);
+    // A recipe without a trust region says nothing of clipping: then there is no such picture.
+    this.plot.element.hidden = data.series.length === 0;
+    this.plot.update(key, data);
   }
 }
 
@@ -95,7 +98,7 @@ function show() {
   document.title = runs.length === 1 ? `${runs[0].name}: stream-grpo` : `${runs.length} runs: stream-grpo`;
   document.body.classList.toggle("several", shown.length > 1);
   overview.update(runs);
-  replace(body("alarms"), JSON.stringify(shown.map(({ name, num_alarms, num_warnings }) => [name, num_alarms, num_warnings])), () => alarms(shown));
+  replace(body("alarms"), JSON.stringify(shown.map(({ name, num_alarms, num_warnings, complete }) => [name, num_alarms, num_warnings, complete])), () => alarms(shown));
   replace(flows, JSON.stringify(shown.map(({ name, state, flow: at }) => [name, state, at])), () => shown.map((run) => flow(run, runs.length > 1)));
   for (const picture of pictures) picture.update(shown, by, unit, key);
   rollouts.update(runs);
@@ -118,7 +121,7 @@ axis.addEventListener("change", show);
 setTheme(THEMES.includes(keptTheme()) ? keptTheme() : "system");
 
 const connection = document.getElementById("connection");
-new Store((runs) => { known = runs; show(); document.body.dataset.ready = String(runs.every(({ complete }) => complete)); }, (message) => {
+new Store((runs) => { known = runs; show(); document.body.dataset.ready = runs.every(({ complete }) => complete) ? "true" : "partly"; }, (message) => {
   connection.hidden = message === null;
   connection.textContent = message ?? "";
 }).poll();

@@ -52,7 +52,7 @@ function show(run) {
   const first = run.heldout.before ?? scoreAt(run.evaluations, Math.min(0, run.evaluations.x.length - 1));
   const newest = run.heldout.after ?? scoreAt(run.evaluations, run.evaluations.x.length - 1);
   return [
-    run.complete ? null : h("p", { class: "reading" }, `Reading the metrics: ${percent(run.share_read)}`),
+    run.complete ? null : h("p", { class: "reading" }, `Shown from some of its lines; ${percent(run.share_read)} of all are read.`),
     newest
       ? h("p", { class: "score" }, h("strong", {}, percent(newest.pass_at_1, 1)), h("span", {}, ` held-out pass@1, ${percent(newest.low, 1)} to ${percent(newest.high, 1)}`,
         first && first.pass_at_1 !== newest.pass_at_1 ? `; it began at ${percent(first.pass_at_1, 1)}` : ""))
@@ -78,7 +78,7 @@ export function alarms(runs) {
       ? h("ul", { class: "alarms" }, ...raised.map(({ run, name, sentence, cause, step, time_s }) => h("li", {},
         h("h3", {}, name.replaceAll("_", " ")), h("p", {}, sentence), cause ? h("p", {}, h("b", {}, "Likely cause: "), cause) : null,
         h("p", { class: "quiet" }, `${where(run)}${step === null ? "" : `step ${count(step)}, `}${clock(time_s)}`))))
-      : h("p", { class: "fine" }, "No alarm has been raised."),
+      : runs.every(({ complete }) => complete) ? h("p", { class: "fine" }, "No alarm has been raised.") : h("p", { class: "quiet" }, "None so far; still reading."),
     warned.length
       ? h("details", {}, h("summary", {}, `${count(runs.reduce((sum, run) => sum + run.num_warnings, 0))} warnings`),
         h("ul", { class: "warnings" }, ...warned.map(({ run, source, message, time_s }) => h("li", {},
