@@ -245,6 +245,22 @@ def plan(
 
 
 @app.command()
+def dashboard(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, running or finished.", show_default=False)
+    ],
+    host: Annotated[str, typer.Option(help="Where to listen. Beyond loopback the link has a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 0,
+) -> None:
+    """Show runs as a live page in a browser: reward, flow, ages, pool, tokens, alarms, rollouts; also side by side."""
+    console = Console()
+    with _errors(console):
+        from stream_grpo.dashboard import commands
+
+        commands.dashboard(runs, host=host, port=port, say=console.say)
+
+
+@app.command()
 def verify(
     file: Annotated[
         Path | None,

@@ -429,6 +429,11 @@ class Ray(Section):
 class Tracking(Section):
     """Where metrics go besides metrics.jsonl."""
 
+    dashboard: bool = True
+    """Whether `train` serves the live page of the run, on loopback, in a process of its own."""
+    dashboard_port: int = Field(0, ge=0, le=65535)
+    """Of the live page; 0: a free one, which is printed."""
+
     wandb: Literal["offline", "online", "disabled"] = "offline"
     """W&B mode; offline needs no account."""
     wandb_project: str = "stream-grpo"

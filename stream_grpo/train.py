@@ -18,6 +18,7 @@ from stream_grpo.alarms import Alarms
 from stream_grpo.config import Config
 from stream_grpo.config_file import missing_files
 from stream_grpo.console import Console
+from stream_grpo.dashboard.commands import PageBeside
 from stream_grpo.errors import ConfigError, StreamGrpoError
 from stream_grpo.evaluation import ProblemScore, as_dicts, paired_rise, summarize
 from stream_grpo.files import read_object, write_json
@@ -55,12 +56,26 @@ def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
         if resume:
             refuse_finished(config)
             prepare(config, resume=True, say=console.say)
-        summary = _run(config, begun, resume, console)
+        with _live_page(config, console):
+            summary = _run(config, begun, resume, console)
     write_json(config.run_dir / "summary.json", summary)
     console.summary(summary)
     for line in (*report_lines(summary), *guard_lines(summary["guards"])):
         console.say(line)
     return summary
+
+
+@contextmanager
+def _live_page(config: Config, console: Console) -> Iterator[None]:
+    """Serve the page of this run as long as it goes on, where that is asked for."""
+    if not config.tracking.dashboard:
+        yield
+        return
+    page = PageBeside(config.run_dir, config.tracking.dashboard_port, console.say)
+    try:
+        yield
+    finally:
+        page.stop()
 
 
 def refuse_finished(config: Config) -> None:

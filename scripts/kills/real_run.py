@@ -27,6 +27,7 @@ SETTINGS = (
     "evaluation.num_problems=0",
     "evaluation.interval=0",
     "tracking.wandb=disabled",
+    "tracking.dashboard=false",
 )
 """Small steps and many checkpoints; nothing but the stream."""
 POOLED_SHARE = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,6 +67,11 @@ class Filters:
     """A problem id, or a pattern with * and ?."""
     domain: str | None = None
     min_age: int | None = None
+    step: int | None = None
+    """Of the version that a step made of it: trained in this one."""
+    min_reward: float | None = None
+    """Mean reward of the valid rollouts, at least."""
+    max_reward: float | None = None
 
     def __post_init__(self) -> None:
         if self.state not in (None, *STATES):
@@ -73,12 +79,20 @@ class Filters:
 
     def may_take(self, view: GroupView) -> bool:
         """Whether the log speaks for the group."""
-        return self.state in (None, view.state) and fnmatchcase(view.problem_id, self.problem or "*")
+        is_of_step = self.step is None or (view.made is not None and view.made.step == self.step)
+        return is_of_step and self.state in (None, view.state) and fnmatchcase(view.problem_id, self.problem or "*")
 
     def takes(self, line: GroupLine) -> bool:
         """Whether its record does too."""
         is_old_enough = self.min_age is None or (line.age is not None and line.age >= self.min_age)
-        return self.domain in (None, line.facts.domain) and is_old_enough
+        return self.domain in (None, line.facts.domain) and is_old_enough and self._takes_reward(line.reward_mean)
+
+    def _takes_reward(self, mean: float | None) -> bool:
+        if self.min_reward is None and self.max_reward is None:
+            return True
+        low = -math.inf if self.min_reward is None else self.min_reward
+        high = math.inf if self.max_reward is None else self.max_reward
+        return mean is not None and low <= mean <= high
 
 
 def journal_of(run_dir: Path) -> Path:

@@ -24,6 +24,7 @@ SETTINGS: dict[str, object] = {
     "evaluation.num_problems": 0,
     "evaluation.interval": 0,
     "tracking.wandb": "disabled",
+    "tracking.dashboard": "false",
 }
 
 

@@ -1,0 +1,1 @@
+"""The live page of runs: what their metrics and journals say, as pictures in a browser."""
