@@ -58,7 +58,7 @@ def step_of(engine: LearnerEngine, recipe: Recipe = ON_BEHAVIOR, learner: Learne
     return TrainStep(engine, recipe, learner, group_size=4, max_new_tokens=8)
 
 
-def batch_of(step: TrainStep, groups: list[RolloutGroup], **settings: int) -> TrainBatch:
+def batch_of(step: TrainStep, groups: list[RolloutGroup], **settings: Any) -> TrainBatch:
     return make_train_batch(groups, step.advantages, vocab_size=VOCAB, **({"microbatch_tokens": 60} | settings))
 
 
@@ -100,7 +100,17 @@ def test_train_steps_of_every_zero_stage_equal_plain_adamw(
     assert gap_to_plain_adamw(other, model_dir, random_groups) < 1e-4
 
 
-def gap_to_plain_adamw(engine: LearnerEngine, model_dir: Path, random_groups: Groups) -> float:
+def test_train_steps_with_shared_prompts_equal_plain_adamw(
+    engine: LearnerEngine, model_dir: Path, random_groups: Groups
+) -> None:
+    other = LearnerEngine(model_dir, learner=LEARNER, recipe=ON_BEHAVIOR, **SETTINGS)
+    assert other.attention_cost is not None
+    assert gap_to_plain_adamw(other, model_dir, random_groups, attention_cost=0.0) < 1e-5
+
+
+def gap_to_plain_adamw(
+    engine: LearnerEngine, model_dir: Path, random_groups: Groups, attention_cost: float | None = None
+) -> float:
     """Largest difference of a weight after three steps, each compared on the way."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager")
     train_step = step_of(engine)
@@ -114,8 +124,9 @@ def gap_to_plain_adamw(engine: LearnerEngine, model_dir: Path, random_groups: Gr
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), LEARNER.max_grad_norm)
         optimizer.step()
-        batch = batch_of(train_step, groups)
+        batch = batch_of(train_step, groups, attention_cost=attention_cost)
         assert len(batch.minibatches[0].microbatches) > 1
+        assert all((m.prompts is None) == (attention_cost is None) for m in batch.minibatches[0].microbatches)
         metrics = train_step.run(batch)
         assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
         assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)

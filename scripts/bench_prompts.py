@@ -1,0 +1,155 @@
+"""What it saves to compute the prompt of a group once: seconds of forward and backward, and how gradients differ.
+
+The real learner engine on a model folder, or on random weights of the size of SmolLM2-135M; one batch of groups with
+long prompts and short responses, both ways in turns, the faster of each. Prints the ratio, and whether the engine would
+have chosen to share. With `--json` a last line {speedup, tokens_plain, tokens_shared, gradient_gap, pays}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stream_grpo.algo.presets import DEFAULT, PRESETS
+from stream_grpo.config import Learner
+from stream_grpo.learner.batching import Minibatch, Scored, make_train_batch
+from stream_grpo.learner.engine import LearnerEngine
+from stream_grpo.learner.first_pass import tensors_of
+from stream_grpo.learner.forward import Distribution
+from stream_grpo.types import Decision, EndReason, RewardResult, Rollout, RolloutGroup
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a model folder; by default random weights of SmolLM2-135M's size")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--groups", type=int, default=4)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=100)
+    parser.add_argument("--response-tokens", type=int, default=16)
+    parser.add_argument("--microbatch-tokens", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="one group and one round")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.groups, arguments.rounds = 1, 1
+    with tempfile.TemporaryDirectory() as name:
+        model = arguments.model or random_model(Path(name))
+        learner = Learner(num_threads=arguments.threads, microbatch_tokens=arguments.microbatch_tokens, zero_stage=0)
+        engine = LearnerEngine(
+            model, learner=learner, recipe=PRESETS[DEFAULT].recipe, dtype=arguments.dtype,
+            distribution=Distribution(temperature=1.0), seed=0,
+        )  # fmt: skip
+        result = measured(engine, arguments)
+        engine.close()
+    print(
+        f"{result['tokens_plain']:,} tokens with a prompt each, {result['tokens_shared']:,} with prompts once: "
+        f"{result['plain_s']:.2f} s and {result['shared_s']:.2f} s, {result['speedup']:.2f} times faster; "
+        f"gradients differ by {result['gradient_gap']:.1e} of their norm; chosen by itself: {result['pays']}"
+    )
+    if arguments.json:
+        print(json.dumps(result))
+
+
+def random_model(directory: Path) -> Path:
+    """SmolLM2-135M's shape."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+    return directory
+
+
+def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, float | int | bool]:
+    """Both ways in turns; the fastest of each."""
+    groups = [make_group(number, arguments, engine.vocab_size) for number in range(arguments.groups)]
+
+    def batch(attention_cost: float | None) -> Minibatch:
+        return make_train_batch(
+            groups, by_reward, vocab_size=engine.vocab_size, microbatch_tokens=arguments.microbatch_tokens,
+            attention_cost=attention_cost,
+        ).minibatches[0]  # fmt: skip
+
+    ways = {"plain": batch(None), "shared": batch(0.0)}
+    best = dict.fromkeys(ways, math.inf)
+    gradients: dict[str, torch.Tensor] = {}
+    for _ in range(arguments.rounds):
+        for way, minibatch in ways.items():
+            begun = time.perf_counter()
+            gradients[way] = gradient(engine, minibatch)
+            best[way] = min(best[way], time.perf_counter() - begun)
+    gap = float((gradients["plain"] - gradients["shared"]).norm() / gradients["plain"].norm())
+    chosen = batch(engine.attention_cost).microbatches[0].prompts is not None
+    tokens = {
+        "plain": sum(m.token_ids_BT.size for m in ways["plain"].microbatches),
+        "shared": sum(m.prompts.token_ids_RL.size for m in ways["shared"].microbatches if m.prompts is not None),
+    }
+    return {
+        "speedup": best["plain"] / best["shared"],
+        "plain_s": best["plain"],
+        "shared_s": best["shared"],
+        "tokens_plain": tokens["plain"],
+        "tokens_shared": tokens["shared"],
+        "gradient_gap": gap,
+        "pays": chosen,
+    }
+
+
+def gradient(engine: LearnerEngine, minibatch: Minibatch) -> torch.Tensor:
+    """Of the mean logprob of the target tokens, all weights in a row; cleared afterwards."""
+    for microbatch in minibatch.microbatches:
+        tensors = tensors_of(microbatch, engine.device)
+        logprobs_BK, _ = engine.logprobs(*tensors.sequences)
+        engine.backward(torch.where(tensors.mask_BK, logprobs_BK, 0.0).sum() / minibatch.num_tokens)
+    module = engine._module
+    found = torch.cat([p.grad.float().flatten() for p in module.parameters() if p.grad is not None])
+    module.zero_grad(set_to_none=True)
+    return found
+
+
+def by_reward(rewards_B: np.ndarray, valid_B: np.ndarray, *_: object) -> Scored:
+    """Any advantages: they are not looked at."""
+    return Scored(np.nan_to_num(rewards_B), valid_B)
+
+
+def make_group(number: int, arguments: argparse.Namespace, vocab_size: int) -> RolloutGroup:
+    """Responses of 1/2 to 3/2 of the wanted length."""
+    rng = np.random.default_rng(number)
+    prompt = rng.integers(1, vocab_size, arguments.prompt_tokens)
+    shortest = max(1, arguments.response_tokens // 2)
+    rollouts = []
+    for index in range(arguments.group_size):
+        response = rng.integers(1, vocab_size, rng.integers(shortest, 3 * shortest + 1))
+        ids = np.concatenate([prompt, response]).astype(np.int32)
+        mask = np.arange(len(ids)) >= len(prompt)
+        versions = np.where(mask, 0, -1).astype(np.int32)
+        reward = RewardResult(decision=Decision.PASS, reward=float(index), verifier="exact", verifier_version="1")
+        rollouts.append(
+            Rollout(
+                token_ids=ids, num_prompt_tokens=len(prompt), loss_mask=mask,
+                behavior_logprobs=np.where(mask, -1.0, 0.0).astype(np.float32), version_branch=versions,
+                version_step=versions, turn=np.zeros(len(ids), np.int16), end_reason=EndReason.EOS, seed=index,
+                reward=reward,
+            )
+        )  # fmt: skip
+    return RolloutGroup(
+        group_id=f"g{number}", owner_epoch=0, problem_id=f"p{number}", domain="d", sampler_id="s", ticket_step=0,
+        config_hash="c", dispatched_at_s=0.0, finished_at_s=1.0, rollouts=tuple(rollouts),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
