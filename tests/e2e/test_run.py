@@ -133,7 +133,9 @@ def test_the_run_leaves_its_record(run: Run) -> None:
 
 
 def test_every_figure_that_it_wrote_is_in_the_registry(run: Run) -> None:
-    lines = [line for event in ("step", "status", "evaluation", "control", "alarm", "warning") for line in run.lines(event)]
+    lines = [
+        line for event in ("step", "status", "evaluation", "control", "alarm", "warning") for line in run.lines(event)
+    ]
     assert len(lines) == len((run.path / "metrics.jsonl").read_text().splitlines())
     assert {name for line in lines for name in unknown(line)} == set()
     learner = [line for line in lines if line.get("part") == "learner"][-1]
