@@ -142,6 +142,12 @@ def test_every_figure_that_it_wrote_is_in_the_registry(run: Run) -> None:
     assert min(learner["waited_s"], learner["publish_s"]) > 0
 
 
+def test_an_alarm_is_written_and_said(run: Run) -> None:
+    first = run.lines("alarm")[0]
+    assert (first["name"], first["source"]) == ("no_signal", "launcher")
+    assert f"alarm (no_signal): {first['sentence']}\n    likely cause: {first['cause']}\n" in run.output
+
+
 def test_at_age_0_every_group_is_of_the_learners_own_weights(made: Path, tmp_path: Path) -> None:
     settings: dict[str, object] = {
         "run.num_steps": 3,
