@@ -53,8 +53,8 @@ def bottleneck(shares: Shares, span_s: float = WINDOW_S) -> str:
         return f"{what} the bottleneck: {idle_words}, the learner {waited:.0%} for a batch"
     if cause == "buffer" and min(waited, idle) >= MUCH:
         return (
-            f"the two sides wait for each other: the learner {waited:.0%} of {span} for a batch, the samplers {idle:.0%} "
-            f"for {_WAITED_FOR[cause]}; a larger stream.max_policy_age lets them work at once"
+            f"the two sides wait for each other: the learner {waited:.0%} of {span} for a batch, the samplers "
+            f"{idle:.0%} for {_WAITED_FOR[cause]}; a larger stream.max_policy_age lets them work at once"
         )
     if waited >= idle:
         if shares.sampler_stalled > max(LITTLE, waited / 2):
