@@ -64,6 +64,8 @@ class Console:
                 self.say(f"{line['source']}: {line['message']}")
             case "alarm":
                 self.alarm(line)
+            case "control":
+                self.say(f"control   {line['setting']} from {line['before']} to {line['after']}: {line['reason']}")
         if self._live is not None:
             self._live.update(panel(self._pace.now(), self._num_steps))
         elif line["event"] == "status":

@@ -60,6 +60,11 @@ def test_a_warning_names_who_warns() -> None:
     assert shown([line], is_terminal=False).strip() == "sampler-0: all [red]cut[/red] off"
 
 
+def test_a_change_by_the_closed_loop_is_said_with_its_reason() -> None:
+    line = {"event": "control", "time_s": 0.0, "setting": "target_policy_age", "before": 3, "after": 2, "reason": "ess"}
+    assert shown([line], is_terminal=False).strip() == "control   target_policy_age from 3 to 2: ess"
+
+
 def test_to_finish_twice_or_without_a_panel_does_no_harm() -> None:
     console = Console()
     console.finish({})

@@ -197,13 +197,18 @@ def gather(parts: Sequence[Measured]) -> Statistics:
 
 def _entropy(entropy_BT: Tensor, mask_BT: Tensor) -> dict[str, Tensor]:
     """Entropy of the trained tokens in all, and by their place in the response, each [B]."""
-    masked_BT = torch.where(mask_BT, entropy_BT, 0.0).double()
-    labels = _labels(LENGTH_EDGES)
-    place_BT = torch.bucketize(mask_BT.cumsum(1), torch.tensor(LENGTH_EDGES, device=mask_BT.device))
-    at_BL = masked_BT.new_zeros(len(mask_BT), len(labels)).scatter_add_(1, place_BT, masked_BT)
-    tokens_BL = torch.zeros_like(at_BL).scatter_add_(1, place_BT, mask_BT.double())
-    sums = {"entropy": masked_BT.sum(dim=1)}
-    for i, label in enumerate(labels):
+    running_BT = torch.where(mask_BT, entropy_BT, 0.0).cumsum(1, dtype=torch.float64)
+    place_BT = mask_BT.cumsum(1, dtype=torch.int32)
+    edges_L = torch.tensor(LENGTH_EDGES, dtype=torch.int32, device=mask_BT.device)
+    # Places only rise: up to where one is beyond an edge, all before it is in its bucket or an earlier one.
+    ends_BL = torch.searchsorted(place_BT, edges_L.expand(len(mask_BT), -1).contiguous(), right=True)
+    up_to_BL = running_BT.gather(1, (ends_BL - 1).clamp(min=0)) * (ends_BL > 0)
+    zero_B1, all_B1 = torch.zeros_like(running_BT[:, :1]), running_BT[:, -1:]
+    at_BL = torch.cat([zero_B1, up_to_BL, all_B1], dim=1).diff(dim=1)
+    tokens_B1 = place_BT[:, -1:].double()
+    tokens_BL = torch.cat([zero_B1, tokens_B1.clamp(max=edges_L.double()), tokens_B1], dim=1).diff(dim=1)
+    sums = {"entropy": all_B1[:, 0]}
+    for i, label in enumerate(_labels(LENGTH_EDGES)):
         sums |= {f"entropy_at_{label}": at_BL[:, i], f"tokens_at_{label}": tokens_BL[:, i]}
     return sums
 

@@ -9,6 +9,8 @@ WINDOW_S = 60.0
 """What is looked back on."""
 LITTLE = 0.1
 """A side that waits for a smaller share of the time is not held up."""
+MUCH = 0.25
+"""Where both sides wait for as much, they wait for each other."""
 SPARSE = 0.5
 """Share of a sampler's slots below which it has too little to do."""
 
@@ -49,6 +51,11 @@ def bottleneck(shares: Shares, span_s: float = WINDOW_S) -> str:
     if idle >= LITTLE and cause in ("curator", "rewards"):
         what = {"curator": "the curator is", "rewards": "scoring is"}[cause]
         return f"{what} the bottleneck: {idle_words}, the learner {waited:.0%} for a batch"
+    if cause == "buffer" and min(waited, idle) >= MUCH:
+        return (
+            f"the two sides wait for each other: the learner {waited:.0%} of {span} for a batch, the samplers "
+            f"{idle:.0%} for {_WAITED_FOR[cause]}; a larger stream.max_policy_age lets them work at once"
+        )
     if waited >= idle:
         if shares.sampler_stalled > max(LITTLE, waited / 2):
             return (

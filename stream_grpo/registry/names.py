@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from stream_grpo.registry.figure import FREE, Figure, figures
@@ -15,7 +15,7 @@ LINE = figures(
     """
     time_s | s | unix time
     source | | process that wrote the line
-    event | | step, status, evaluation, alarm, warning
+    event | | step, status, evaluation, control, alarm, warning
     part | | of a status: whose it is
     """,
 )
@@ -30,9 +30,22 @@ EVALUATION = figures(
     heldout/*/low | share | lower end of its 95% interval, a bootstrap over problems
     heldout/*/high | share | upper end
     heldout/*/num_problems | problems | with a scored sample
+    problems/* | | of a problem: passed and scored samples
     num_tokens | tokens | sampled for it
     seconds | s | from its first request to its last token
     pinned_s | s | for which newer weights waited for it
+    """,
+)
+
+CONTROL = figures(
+    "control",
+    """
+    step | steps | learner step after which the closed loop changed something
+    branch | | of the run
+    setting | | what it changed
+    before | | its value until then
+    after | | its value from then on
+    reason | | why
     """,
 )
 
@@ -53,7 +66,7 @@ WARNING = figures(
     """,
 )
 
-REGISTRY = (*LINE, *STEP, *STATUS, *EVALUATION, *ALARM, *WARNING)
+REGISTRY = (*LINE, *STEP, *STATUS, *EVALUATION, *CONTROL, *ALARM, *WARNING)
 
 TITLES: Mapping[str, str] = {
     "every": "Every line",
@@ -63,6 +76,7 @@ TITLES: Mapping[str, str] = {
     "curator": "`status` of the curator",
     "learner": "`status` of the learner",
     "evaluation": "`evaluation`: held-out problems during training, written by a sampler",
+    "control": "`control`: what the closed loop changed, written by the learner",
     "alarm": "`alarm`: written by the launcher",
     "warning": "`warning`: written by any process",
 }
@@ -105,7 +119,7 @@ def unknown(line: Mapping[str, Any]) -> list[str]:
     return ["/".join(found.path) for found in fields_of(line) if found.figure is None]
 
 
-@cache
+@lru_cache(maxsize=1 << 14)
 def find(kind: str, path: tuple[str, ...]) -> Figure | None:
     """The figure at a path: an exact name before one with a free word."""
     of_kind = [figure for figure in REGISTRY if figure.line in (kind, "every") and len(figure.words) == len(path)]

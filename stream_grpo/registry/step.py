@@ -83,6 +83,9 @@ UPDATE = figures(
     loss | | mean over the optimizer updates
     grad_norm | | before clipping, mean over the updates
     learning_rate | | of the updates
+    learning_rate_scale | | what the closed loop takes it times, where it is on
+    target_policy_age | steps | what the closed loop aims at, where it is on
+    publish_interval | steps | between two publishes, as the closed loop has it
     num_updates | updates | of the optimizer: epochs x minibatches
     advantage_std | | standard deviation of the advantages of trained rollouts
     advantage_p01 | | 1st percentile

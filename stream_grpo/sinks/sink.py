@@ -47,11 +47,16 @@ class Sinks:
             self._warn(f"{name} is dropped, the run goes on: {type(error).__name__}: {error}")
 
 
+BY_PROBLEM = frozenset({"by_problem", "never_fresh", "problems"})
+"""Figures of single problems: over weeks these would be as many names as the pool has problems."""
+
+
 def numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers of a line by name, keys joined by slashes; neither truth values nor words."""
+    """The numbers of a line by name, keys joined by slashes; neither truth values, words, nor those of one problem."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from numbers(value, f"{prefix}{key}/")
+            if key not in BY_PROBLEM:
+                yield from numbers(value, f"{prefix}{key}/")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             yield f"{prefix}{key}", value
 

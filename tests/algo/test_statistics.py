@@ -83,6 +83,21 @@ def test_entropy_by_place_age_and_length_counts_trained_tokens_alone() -> None:
     assert "entropy" not in statistics([[0.0]]).metrics()
 
 
+@given(st.data())
+def test_entropy_by_place_is_that_of_a_loop(data: st.DataObject) -> None:
+    length = data.draw(st.integers(1, 90))
+    mask = data.draw(st.lists(st.lists(st.booleans(), min_size=length, max_size=length), min_size=1, max_size=3))
+    entropy_BT = torch.rand(len(mask), length, dtype=torch.float64)
+    sums: dict[str, list[float]] = {}
+    for row, kept in enumerate(mask):
+        for place, at in enumerate((at for at in range(length) if kept[at]), 1):
+            label = "1-16" if place <= 16 else "17-64" if place <= 64 else "65-256"
+            sums.setdefault(label, []).append(float(entropy_BT[row, at]))
+    got = statistics([[0.0] * length] * len(mask), mask, entropy_BT=entropy_BT)
+    expected = {label: sum(values) / len(values) for label, values in sums.items()}
+    assert got.entropy_by_position() == pytest.approx(expected)
+
+
 def test_shares_are_per_trained_token_and_only_what_there_is_is_reported() -> None:
     shares = {"clipped_high": torch.tensor([[True, False, False]]), "rejected_tv": torch.tensor([[True, True, False]])}
     got = statistics([[0.0] * 3], [[True, True, False]], shares=shares).metrics()

@@ -133,11 +133,19 @@ def test_the_run_leaves_its_record(run: Run) -> None:
 
 
 def test_every_figure_that_it_wrote_is_in_the_registry(run: Run) -> None:
-    lines = [line for event in ("step", "status", "evaluation", "alarm", "warning") for line in run.lines(event)]
+    lines = [
+        line for event in ("step", "status", "evaluation", "control", "alarm", "warning") for line in run.lines(event)
+    ]
     assert len(lines) == len((run.path / "metrics.jsonl").read_text().splitlines())
     assert {name for line in lines for name in unknown(line)} == set()
     learner = [line for line in lines if line.get("part") == "learner"][-1]
     assert min(learner["waited_s"], learner["publish_s"]) > 0
+
+
+def test_an_alarm_is_written_and_said(run: Run) -> None:
+    first = run.lines("alarm")[0]
+    assert (first["name"], first["source"]) == ("no_signal", "launcher")
+    assert f"alarm (no_signal): {first['sentence']}\n    likely cause: {first['cause']}\n" in run.output
 
 
 def test_at_age_0_every_group_is_of_the_learners_own_weights(made: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_no_name_stands_twice_in_one_kind_of_line() -> None:
 
 def test_a_run_of_real_engines_wrote_nothing_that_the_registry_lacks() -> None:
     lines = [json.loads(line) for line in RECORDED.read_text().splitlines()]
-    assert {kind_of(line) for line in lines} >= {"step", "evaluation", "sampler", "buffer", "curator"}
+    assert {kind_of(line) for line in lines} >= {"step", "evaluation", "sampler", "buffer", "curator", "learner"}
     assert {name for line in lines for name in unknown(line)} == set()
 
 

@@ -72,6 +72,8 @@ def test_one_that_cannot_be_made_is_gone_without() -> None:
 def test_numbers_of_a_line_are_named_by_their_path() -> None:
     line = {"a": 1, "b": {"c": 2.5, "d": {"e": None, "f": True}}, "g": "text", "h": [1, 2]}
     assert dict(numbers(line)) == {"a": 1, "b/c": 2.5}
+    # A name for every problem would be too many; a count of problems is one name.
+    assert dict(numbers({"problems": 9, "losses": {"by_problem": {"p1": {"num_lost": 3}}}})) == {"problems": 9}
 
 
 def test_a_row_is_a_step_with_the_newest_status_of_every_part() -> None:
