@@ -152,7 +152,8 @@ def test_groups_go_from_ticket_to_trained(run: Callable[..., Running]) -> None:
     learner.checkpointed(PolicyVersion(0, 1))
     eventually(lambda: running.curator is not None and len(running.curator.outcomes) == 4)
     assert [outcome.sequence for outcome in running.curator.outcomes] == [0, 1, 2, 3]  # type: ignore[union-attr]
-    assert read_ledger(running.client()) | {"checkpoint_wanted": False} == ledger
+    assert ledger["ends"] == {"trained": 2}
+    assert read_ledger(running.client()) | {"checkpoint_wanted": False, "ends": {"trained": 2}} == ledger
 
 
 def test_an_acknowledged_group_is_in_the_journal_when_the_answer_arrives(run: Callable[..., Running]) -> None:
@@ -363,7 +364,7 @@ def test_names_of_problems_are_taken_at_once_and_without_tickets(run: Callable[.
 
 
 def test_tickets_that_end_reach_the_curator_in_journal_order(run: Callable[..., Running]) -> None:
-    running = run(curator=FakeCurator(), sample_deadline_s=0.3)
+    running = run(curator=FakeCurator(), sample_deadline_s=1.0)
     assert running.curator
     running.learner()
     sampler = running.sampler()

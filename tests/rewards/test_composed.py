@@ -217,6 +217,7 @@ def test_the_hidden_verifier_changes_no_result_and_holds_none_up() -> None:
     assert scoring.num_open == 0
     assert scoring.status()["hidden"] == {
         "disagreement": 1.0, "overrated": 1.0, "mean_difference": 1.0, "num_pairs": 20, "num_unscored": 0,
+        "hidden_reward_mean": 0.0,
     }  # fmt: skip
     assert scoring.hidden_alarm is not None
     assert "100% are decided otherwise" in scoring.hidden_alarm

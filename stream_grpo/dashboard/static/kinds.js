@@ -1,7 +1,7 @@
 // The kinds of picture: lines with bands, stacked areas, heat maps. Pure: data in, shapes, values and tables out.
 
 import { s } from "./dom.js";
-import { percent } from "./format.js";
+import { number, percent } from "./format.js";
 import { extent, nearest } from "./scale.js";
 
 const TABLE_ROWS = 25;
@@ -48,6 +48,10 @@ function area(xs, lows, highs, x, y) {
   return d;
 }
 
+function valueAt({ y, low, high }, i, format) {
+  return format(y[i]) + (low?.[i] != null ? ` (${format(low[i])} to ${format(high[i])})` : "");
+}
+
 /** {unit, series: [{name, mark, x, y, low?, high?, looks?, value?}]}; `looks`: line, dots, faint or level. */
 export const lines = {
   xs({ series }) {
@@ -79,19 +83,20 @@ export const lines = {
     return named.length > 1 ? named.map(({ name, mark, looks = "line", value }) => ({ name, mark: `${mark} ${looks}`, value })) : [];
   },
   read({ series }, at, format) {
-    return series.filter(({ x, looks }) => x.length && looks !== "faint").map(({ name, x, y, low, high }) => {
-      const i = nearest(x, at);
-      const interval = low?.[i] != null ? ` (${format(low[i])} to ${format(high[i])})` : "";
-      return [name, format(y[i]) + interval];
+    return series.filter(({ x, looks }) => x.length && looks !== "faint").map((one) => {
+      const i = nearest(one.x, at);
+      // Points are few: the nearest one may be some way off.
+      return [one.looks === "dots" && one.x[i] !== at ? `${one.name}, at ${number(one.x[i])}` : one.name, valueAt(one, i, format)];
     });
   },
   table({ series }, format) {
     const shown = series.filter(({ looks }) => looks !== "faint" && looks !== "level");
-    const xs = lines.xs({ series: shown });
-    const rows = sampled(xs.length).map((i) => [xs[i], ...shown.map(({ x, y, low, high }) => {
-      const j = x.length ? nearest(x, xs[i]) : -1;
-      if (j < 0 || y[j] === null) return "–";
-      return format(y[j]) + (low?.[j] != null ? ` (${format(low[j])} to ${format(high[j])})` : "");
+    const points = shown.filter(({ looks }) => looks === "dots").flatMap(({ x }) => sampled(x.length).map((i) => x[i]));
+    const all = lines.xs({ series: shown });
+    const xs = [...new Set([...sampled(all.length).map((i) => all[i]), ...points])].sort((a, b) => a - b);
+    const rows = xs.map((at) => [at, ...shown.map((one) => {
+      const i = one.x.length ? nearest(one.x, at) : -1;
+      return i < 0 || (one.looks === "dots" && one.x[i] !== at) ? "–" : valueAt(one, i, format);
     })]);
     return { head: shown.map(({ name }) => name), rows };
   },
@@ -138,7 +143,7 @@ export const heat = {
     for (let c = 0; c < columns; c += 1) {
       const [from, to] = [Math.floor((c * xs.length) / columns), Math.floor(((c + 1) * xs.length) / columns)];
       const start = xs.length === 1 ? left : x(xs[Math.max(0, from - 1)]);
-      const end = xs.length === 1 ? right : x(xs[to - 1]);
+      const end = xs.length === 1 ? Math.min(right, left + 12) : x(xs[to - 1]);
       if (end <= start) continue;
       rowsOf.forEach(({ values }, r) => {
         const known = values.slice(from, to).filter((value) => value !== null);

@@ -45,7 +45,10 @@ class PerRun {
   update(runs, by, unit, key) {
     const titled = runs.length > 1;
     for (const [id, plot] of this.plots) if (!runs.some(({ name }) => id === `${name}/${titled}`)) { plot.element.remove(); this.plots.delete(id); }
-    for (const run of runs) {
+    const made = runs.map((run) => this.make(run, by, unit));
+    // Pictures that stand next to each other have one axis.
+    const upTo = Math.max(...made.map((data) => this.kind.xs(data).at(-1) ?? 0));
+    runs.forEach((run, i) => {
       const id = `${run.name}/${titled}`;
       if (!this.plots.has(id)) {
         const title = titled ? `${this.options.title}: ${run.name}` : this.options.title;
@@ -53,8 +56,8 @@ class PerRun {
         this.plots.set(id, plot);
         this.place.append(plot.element);
       }
-      this.plots.get(id).update(key, this.make(run, by, unit));
-    }
+      this.plots.get(id).update(key, { ...made[i], upTo });
+    });
   }
 }
 

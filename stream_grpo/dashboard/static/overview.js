@@ -80,7 +80,7 @@ export function alarms(runs) {
         h("p", { class: "quiet" }, `${where(run)}${step === null ? "" : `step ${count(step)}, `}${clock(time_s)}`))))
       : runs.every(({ complete }) => complete) ? h("p", { class: "fine" }, "No alarm has been raised.") : h("p", { class: "quiet" }, "None so far; still reading."),
     warned.length
-      ? h("details", {}, h("summary", {}, `${count(runs.reduce((sum, run) => sum + run.num_warnings, 0))} warnings`),
+      ? h("details", {}, h("summary", {}, `Warnings: ${count(runs.reduce((sum, run) => sum + run.num_warnings, 0))}`),
         h("ul", { class: "warnings" }, ...warned.map(({ run, source, message, time_s }) => h("li", {},
           h("span", { class: "quiet" }, `${clock(time_s)} ${where(run)}${source} `), message))))
       : null,

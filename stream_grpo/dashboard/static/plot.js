@@ -50,6 +50,7 @@ export class Plot {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("height", height);
     const domain = kind.domain(data, this.range);
+    domain.x[1] = Math.max(domain.x[1], data.upTo ?? -Infinity);
     const right = width - margin.right, bottom = height - margin.bottom;
     this.x = scale(domain.x, [margin.left, right]);
     this.y = scale(domain.y, [bottom, margin.top]);

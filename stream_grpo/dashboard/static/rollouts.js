@@ -86,12 +86,13 @@ function shade(age, bound) {
 
 function page(group, bound) {
   const ages = [...new Set(group.rollouts.flatMap(({ spans }) => spans.map(({ age }) => age)))].filter((age) => age !== null).sort((a, b) => a - b);
+  const isMixed = group.rollouts.some(({ spans }) => spans.some(({ mixed }) => mixed));
   return [
     h("h3", {}, group.problem_id),
     h("p", { class: "quiet" }, [group.group_id, group.domain || null, group.state.replace("_", " "), group.reason || null, `learner ${group.learner}`, group.sampler_id, clock(group.came_at_s), `${number(group.seconds)} s`].filter(Boolean).join(" · ")),
     h("h4", {}, "Prompt"), h("pre", { tabindex: "0", "aria-label": "prompt" }, group.prompt),
     group.is_text ? null : h("p", { class: "quiet" }, "The tokenizer of this run is not on this machine: token ids are shown."),
-    h("p", { class: "ages" }, "Age of tokens, in learner steps: ", ...ages.flatMap((age) => [h("span", { class: `age ${shade(age, bound)}` }, String(age)), " "]), "The small number stands where an age begins."),
+    h("p", { class: "ages" }, "Age of tokens, in learner steps: ", ...ages.flatMap((age) => [h("span", { class: `age ${shade(age, bound)}` }, String(age)), " "]), "The small number stands where an age begins.", isMixed ? " Dotted: sampled on a cache of older weights." : ""),
     ...group.rollouts.map((rollout, i) => completion(rollout, i, bound)),
   ].filter(Boolean);
 }
