@@ -74,6 +74,8 @@ class Microbatch:
     """True where the weights that sampled the token are known to differ from the learner's."""
     token_advantages_BT: NDArray[np.float64] | None = None
     """What single tokens get on top of advantages_B; None: nothing."""
+    rank: int = 0
+    """Of the learner's ranks the one that runs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +134,14 @@ def make_train_batch(
     vocab_size: int,
     microbatch_tokens: int,
     num_minibatches: int = 1,
+    num_ranks: int = 1,
     sampled_by: Callable[[PolicyVersion], Sampled] = lambda version: Sampled(0),
     is_trained: Callable[[Rollout], bool] = lambda rollout: True,
 ) -> TrainBatch:
     """Check the groups, give every valid rollout its advantage, cut into minibatches of whole groups and pack those.
 
     Minibatch i takes groups i, i + num_minibatches, ...: groups come oldest first, and so the ages are spread evenly.
+    Each minibatch is dealt to `num_ranks` ranks by tokens, sequence by sequence (`shares` takes out what each runs).
     Valid rollouts that are not `is_trained` enter the baseline of their group and not the loss. The result depends on
     the order of the groups and on nothing else. Raises ValueError that names group and rollout.
     """
@@ -147,7 +151,8 @@ def make_train_batch(
     num_valid = sum(rollout.valid for group in groups for rollout in group.rollouts)
     return TrainBatch(
         minibatches=tuple(
-            _minibatch(trained[i::num_minibatches], microbatch_tokens, sampled_by) for i in range(num_minibatches)
+            _minibatch(trained[i::num_minibatches], microbatch_tokens, num_ranks, sampled_by)
+            for i in range(num_minibatches)
         ),
         num_groups=len(groups),
         num_left_out=sum(len(group.rollouts) for group in groups) - num_valid,
@@ -232,12 +237,20 @@ def _complaints(rollout: Rollout, vocab_size: int) -> Iterable[str]:
 
 
 def _minibatch(
-    trained: Sequence[Sequence[Trained]], microbatch_tokens: int, sampled_by: Callable[[PolicyVersion], Sampled]
+    trained: Sequence[Sequence[Trained]],
+    microbatch_tokens: int,
+    num_ranks: int,
+    sampled_by: Callable[[PolicyVersion], Sampled],
 ) -> Minibatch:
     rows = [row for group in trained for row in group]
-    packs = pack([len(row.rollout.token_ids) for row in rows], microbatch_tokens)
+    lengths = [len(row.rollout.token_ids) for row in rows]
+    packs = [
+        (rank, [dealt[i] for i in indices])
+        for rank, dealt in enumerate(deal(lengths, num_ranks))
+        for indices in pack([lengths[i] for i in dealt], microbatch_tokens)
+    ]
     return Minibatch(
-        microbatches=tuple(_pad([rows[i] for i in indices], sampled_by) for indices in packs),
+        microbatches=tuple(_pad([rows[i] for i in indices], rank, sampled_by) for rank, indices in packs),
         num_groups=len(trained),
         num_problems=sum(bool(group) for group in trained),
         num_sequences=len(rows),
@@ -274,7 +287,22 @@ def pack(lengths: Sequence[int], microbatch_tokens: int) -> list[list[int]]:
     return packs
 
 
-def _pad(rows: Sequence[Trained], sampled_by: Callable[[PolicyVersion], Sampled]) -> Microbatch:
+def deal(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Deal sequences to ranks so that all have about as many tokens: the longest first, each to the rank with fewest.
+
+    The ranks' sums differ by at most the longest sequence, and the largest is at most 4/3 of the best possible (Graham
+    1969, Bounds on multiprocessing timing anomalies). Each rank has its sequences in the order given.
+    """
+    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
+    tokens = [0] * num_ranks
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        least = min(range(num_ranks), key=tokens.__getitem__)
+        ranks[least].append(index)
+        tokens[least] += lengths[index]
+    return [sorted(rank) for rank in ranks]
+
+
+def _pad(rows: Sequence[Trained], rank: int, sampled_by: Callable[[PolicyVersion], Sampled]) -> Microbatch:
     lengths_B = np.array([len(row.rollout.token_ids) for row in rows], dtype=np.int64)
     shape = (len(rows), int(lengths_B.max()))
     token_ids_BT = np.zeros(shape, dtype=np.int64)
@@ -310,4 +338,5 @@ def _pad(rows: Sequence[Trained], sampled_by: Callable[[PolicyVersion], Sampled]
         ages_BT=ages_BT,
         differs_BT=differs_BT,
         token_advantages_BT=by_token_BT if any(row.token_advantages_R is not None for row in rows) else None,
+        rank=rank,
     )

@@ -1,7 +1,8 @@
 """The learner's engine: a Hugging Face model under DeepSpeed. The one file that imports deepspeed.
 
-B sequences, T tokens, V vocabulary. One process, one rank. Forward, backward and update are what `train_step` asks
-for; the rest gives the weights out: to samplers, to a probe, to checkpoints, to a plain model folder.
+B sequences, T tokens, V vocabulary. One process is one rank; where a world of several has been joined (`crew`), all of
+them make the same calls. Forward, backward and update are what `train_step` asks for; the rest gives the weights out:
+to samplers, to a probe, to checkpoints, to a plain model folder.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from stream_grpo.learner.reference import Reference
 from stream_grpo.weights.fingerprint import Recorder, decoder_modules, starts
 from stream_grpo.weights.manifest import Fingerprint
 
-COLLECTIVE_TIMEOUT_S = 600.0
 _TAG = "state"
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
 
@@ -60,10 +60,14 @@ class LearnerEngine:
         self._learner, self._distribution = learner, distribution
         torch.manual_seed(seed)
         torch.set_num_threads(learner.num_threads)
-        self._owns_process_group = _join_process_group()
+        self._owns_process_group = _join_process_group(learner.collective_timeout_s)
+        self._rank, self._num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self._module = _load_model(model_dir, dtype)
         self._reference = _reference(self._module, recipe)  # while every parameter is whole
         self._engine = _deepspeed_engine(self._module, learner, dtype)
+        self._reduces_itself = learner.zero_stage == 0 and dtype == "float32"
+        if self._reduces_itself:
+            self._engine.enable_backward_allreduce = False
         if self._reference is not None:
             self._reference.to(self.device)
         model_config: Any = self._module.config
@@ -89,17 +93,24 @@ class LearnerEngine:
         assert self._reference is not None, "the recipe has no reference weights"
         return self._reference.logprobs(self._distribution, token_ids_BT, num_last)
 
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether every rank has only a part of each weight, so that a forward pass takes all of them."""
+        return self._num_ranks > 1 and self._learner.zero_stage == 3
+
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a part of the loss."""
-        self._engine.backward(loss, scale_wrt_gas=False)
+        # DeepSpeed takes the mean over ranks; the parts of a loss add up.
+        self._engine.backward(loss * self._num_ranks, scale_wrt_gas=False)
 
     def update(self, learning_rate: float) -> float:
         """Clip, change the weights, clear. Returns the norm before clipping."""
         for parameter_group in self._engine.optimizer.param_groups:
             parameter_group["lr"] = learning_rate
         own_norm: Tensor | None = None
-        if self._learner.zero_stage == 0:
-            # DeepSpeed clips at stage 0 in fp32 but keeps no norm.
+        if self._reduces_itself:
+            # DeepSpeed clips at stage 0 in fp32 but keeps no norm, which is that of the reduced gradient.
+            self._engine.buffered_allreduce_fallback()
             own_norm = torch.nn.utils.get_total_norm([p.grad for p in self._module.parameters() if p.grad is not None])
         self._engine.step()
         norm = self._engine.get_global_grad_norm()
@@ -139,21 +150,30 @@ class LearnerEngine:
         return recorder.take(lengths)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name as in the Hugging Face file, a contiguous copy on CPU) of every weight; tied ones once."""
+        """(name as in the Hugging Face file, a contiguous copy on CPU) of every weight; tied ones once.
+
+        Under ZeRO 3 one parameter is whole at a time, on all ranks, and rank 0 alone is given the copies.
+        """
         partitioned = self._learner.zero_stage == 3
         for name, parameter in self._module.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], enabled=partitioned):
-                weight = parameter.detach().to("cpu", copy=True).contiguous()
-            yield name, weight
+                weight = parameter.detach().to("cpu", copy=True).contiguous() if self._rank == 0 else None
+            if weight is not None:
+                yield name, weight
+        if self._rank:
+            return
         persistent = self._module.state_dict().keys()
         for name, buffer in self._module.named_buffers():
             if name in persistent:
                 yield name, buffer.detach().to("cpu", copy=True).contiguous()
 
     def save(self, directory: Path, state: Mapping[str, Any]) -> None:
-        """Write weights, optimizer, reference and `state` into a folder; see `checkpoint` for making it durable."""
+        """Write weights, optimizer, reference and `state` into a folder; see `checkpoint` for making it durable.
+
+        Every rank writes its own part.
+        """
         self._engine.save_checkpoint(str(directory), tag=_TAG, client_state={"learner": dict(state)})
-        if self._reference is not None:
+        if self._rank == 0 and self._reference is not None:
             self._reference.save(directory)
 
     def load(self, directory: Path) -> Mapping[str, Any]:
@@ -189,8 +209,8 @@ class LearnerEngine:
             torch.distributed.destroy_process_group()
 
 
-def _join_process_group() -> bool:
-    """Make the process group of one rank that DeepSpeed insists on; True if it was made here."""
+def _join_process_group(timeout_s: float) -> bool:
+    """Use the process group that is there, or make the one of one rank that DeepSpeed insists on; True if made here."""
     deepspeed_logger.setLevel(logging.WARNING)
     # Raised by DeepSpeed's own calls of torch, once per collective.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
@@ -206,7 +226,7 @@ def _join_process_group() -> bool:
             store=torch.distributed.HashStore(),  # type: ignore[attr-defined]
             rank=0,
             world_size=1,
-            timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+            timeout=timedelta(seconds=timeout_s),
         )
     os.environ.setdefault("LOCAL_RANK", "0")
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)

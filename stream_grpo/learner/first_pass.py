@@ -20,6 +20,7 @@ from stream_grpo.algo.mask import outward, second_moment_bound
 from stream_grpo.algo.recipe import Recipe, given
 from stream_grpo.algo.step_scale import WeightSums, weight_sums
 from stream_grpo.learner.batching import Microbatch, TrainBatch
+from stream_grpo.learner.ranks import ALONE, Ranks, summed_weights
 
 
 class Model(Protocol):
@@ -59,8 +60,13 @@ class FirstPass:
 
 
 @torch.no_grad()
-def first_pass(model: Model, recipe: Recipe, batch: TrainBatch, *, num_updates: int, kl_weight: float) -> FirstPass:
-    """One forward pass over the whole batch, where the recipe or the number of updates ask for it."""
+def first_pass(
+    model: Model, recipe: Recipe, batch: TrainBatch, *, num_updates: int, kl_weight: float, ranks: Ranks = ALONE
+) -> FirstPass:
+    """One forward pass over the whole batch, where the recipe or the number of updates ask for it.
+
+    With several ranks `batch` is this one's share, and the bound and the effective share are over all of them.
+    """
     keeps_start = recipe.proximal == "recomputed" and num_updates > 1
     if not (keeps_start or recipe.needs_first_pass):
         return FirstPass()
@@ -86,8 +92,10 @@ def first_pass(model: Model, recipe: Recipe, batch: TrainBatch, *, num_updates: 
     return FirstPass(
         start,
         terms,
-        float(second_moment_bound(torch.cat(moved), tau=given(recipe.mask_second_moment))) if moved else None,
-        sum(weights[1:], weights[0]).effective_share() if weights else None,
+        float(second_moment_bound(ranks.joined(torch.cat(moved)), tau=given(recipe.mask_second_moment)))
+        if moved
+        else None,
+        summed_weights(ranks, sum(weights[1:], weights[0])).effective_share() if weights else None,
     )
 
 
