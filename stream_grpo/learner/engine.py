@@ -34,6 +34,7 @@ from stream_grpo.config import Learner
 from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.batching import pack
 from stream_grpo.learner.forward import PLAIN, Distribution, logits, with_fp32_head
+from stream_grpo.learner.layout import Layout, check_layout, write_layout
 from stream_grpo.learner.reference import Reference
 from stream_grpo.weights.fingerprint import Recorder, decoder_modules, starts
 from stream_grpo.weights.manifest import Fingerprint
@@ -62,6 +63,7 @@ class LearnerEngine:
         torch.set_num_threads(learner.num_threads)
         self._owns_process_group = _join_process_group(learner.collective_timeout_s)
         self._rank, self._num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self._layout = Layout(self._num_ranks, learner.zero_stage)
         self._module = _load_model(model_dir, dtype)
         self._reference = _reference(self._module, recipe)  # while every parameter is whole
         self._engine = _deepspeed_engine(self._module, learner, dtype)
@@ -173,16 +175,19 @@ class LearnerEngine:
         Every rank writes its own part.
         """
         self._engine.save_checkpoint(str(directory), tag=_TAG, client_state={"learner": dict(state)})
-        if self._rank == 0 and self._reference is not None:
-            self._reference.save(directory)
+        if self._rank == 0:
+            write_layout(directory, self._layout)
+            if self._reference is not None:
+                self._reference.save(directory)
 
     def load(self, directory: Path) -> Mapping[str, Any]:
         """Restore what `save` wrote and return its state. The files are pickles: verify their hashes first.
 
-        Raises CheckpointError if the folder holds no such state.
+        Raises CheckpointError if the folder holds no such state, or one that is cut for other ranks.
         """
         if not any((directory / _TAG).glob("*.pt")):
             raise CheckpointError(f"{directory}: holds no state of the learner's engine")
+        check_layout(directory, self._layout)
         path, client_state = self._engine.load_checkpoint(str(directory), tag=_TAG)
         if path is None:
             raise CheckpointError(f"{directory}: DeepSpeed found no state to load")
