@@ -336,12 +336,14 @@ class Launcher:
         Returns the parts whose loops did not end, or ended with an error.
         """
         failed: list[str] = []
+        lost: set[str] = set()
+        """Teams of which a part has failed: the others wait for it in vain."""
         deadline = time.monotonic() + self._config.run.stop_timeout_s
         for name in names:
             placed = self._parts.pop(name, None)
             if placed is None:
                 continue
-            left_s = max(MIN_STOP_S, deadline - time.monotonic())
+            left_s = MIN_STOP_S if placed.team in lost else max(MIN_STOP_S, deadline - time.monotonic())
             try:
                 if placed.running:
                     ray.get(placed.handle.stop.remote(), timeout=left_s)
@@ -352,6 +354,8 @@ class Launcher:
             except RayError as error:
                 failed.append(name)
                 self._say(f"{self._explain(placed, error)} while stopping")
+            if placed.team and name in failed:
+                lost.add(placed.team)
             kill(placed.handle)
         return failed
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -277,5 +278,13 @@ def _deepspeed_engine(model: torch.nn.Module, learner: Learner, dtype: str) -> A
         "zero_optimization": {"stage": learner.zero_stage, "overlap_comm": False},
         "bf16": {"enabled": dtype == "bfloat16"},
     }
+    groups = set(_process_groups())
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    for group in set(_process_groups()) - groups:
+        # Those that DeepSpeed makes would wait for half an hour.
+        _set_pg_timeout(timedelta(seconds=learner.collective_timeout_s), group)
     return engine
+
+
+def _process_groups() -> list[torch.distributed.ProcessGroup]:
+    return list(torch.distributed.distributed_c10d._world.pg_map)
