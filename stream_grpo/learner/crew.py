@@ -28,6 +28,7 @@ ROLL_CALL_S = 5.0
 """How long a rank that lost another waits for the others to say that they have lost one too."""
 DISMISS = "dismiss"
 """The command that is the last."""
+_WAIT = "wait for rank 0"
 
 
 class Command(NamedTuple):
@@ -54,9 +55,8 @@ class Crew:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ["LOCAL_RANK"] = str(rank)
         rendezvous.parent.mkdir(parents=True, exist_ok=True)
-        self._timeout_s = timeout_s
+        self._timeout_s, self._idle_timeout_s = timeout_s, idle_timeout_s
         self._notes = _file_store(f"{rendezvous}.notes", num_ranks)
-        self._notes.set(f"here/{rank}", "")
         store = _file_store(str(rendezvous), num_ranks)
         with self.call("join"):
             dist.init_process_group(
@@ -78,7 +78,7 @@ class Crew:
 
     def hear(self) -> Command:
         """Wait for what rank 0 wants. Raises RankError where it is gone, or has wanted nothing for too long."""
-        with self.call("wait for rank 0"):
+        with self.call(_WAIT):
             self.doing = ""
             name, fields = json.loads(self._told())
         return Command(name, fields)
@@ -180,7 +180,8 @@ class Crew:
         if failed:
             cause = "; ".join(failed)
         elif silent:
-            cause = f"{_ranks(silent)} died, or did not answer within {self._timeout_s:g} s"
+            patience_s = self._idle_timeout_s if name == _WAIT else self._timeout_s
+            cause = f"{_ranks(silent)} died, or did not answer within {patience_s:g} s"
         else:
             cause = "the connections between them were lost"
         return f"rank {self.rank} of {self.num_ranks} in {name!r}: {cause}"
