@@ -209,6 +209,27 @@ def test_a_rank_that_raised_ends_the_run_with_its_error(
     assert started == []
 
 
+def test_a_rank_that_waits_for_a_failed_one_does_not_use_up_the_time_to_stop(
+    launcher: Launcher, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: dict[Any, float] = {}
+
+    def get(reference: Any, timeout: float) -> None:
+        left[reference] = timeout
+        if reference == "learner":
+            raise raised(ValueError("a bad group"))
+        if reference == "learner-1":
+            raise GetTimeoutError
+
+    monkeypatch.setattr(ray, "get", get)
+    for name in ("learner", "learner-1"):
+        handle: Any = launcher._parts[name].handle
+        handle.stop = handle
+    assert launcher.stop("learner", "learner-1") == ["learner", "learner-1"]
+    assert left["learner"] > 20  # of run.stop_timeout_s = 25
+    assert left["learner-1"] == launch.MIN_STOP_S
+
+
 def test_a_ray_that_lost_a_process_of_its_own_ends_the_run(launcher: Launcher) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
