@@ -19,7 +19,7 @@ import torch
 
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.config import Learner
-from stream_grpo.learner.batching import Minibatch, Scored, make_train_batch
+from stream_grpo.learner.batching import Microbatch, Minibatch, Scored, make_train_batch
 from stream_grpo.learner.engine import LearnerEngine
 from stream_grpo.learner.first_pass import tensors_of
 from stream_grpo.learner.forward import Distribution
@@ -92,10 +92,10 @@ def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, 
             gradients[way] = gradient(engine, minibatch)
             best[way] = min(best[way], time.perf_counter() - begun)
     gap = float((gradients["plain"] - gradients["shared"]).norm() / gradients["plain"].norm())
-    chosen = batch(engine.attention_cost).microbatches[0].prompts is not None
+    chosen = batch(engine.attention_cost).microbatches[0].row_B is not None
     tokens = {
-        "plain": sum(m.token_ids_BT.size for m in ways["plain"].microbatches),
-        "shared": sum(m.prompts.token_ids_RL.size for m in ways["shared"].microbatches if m.prompts is not None),
+        "plain": sum(computed(m) for m in ways["plain"].microbatches),
+        "shared": sum(computed(m) for m in ways["shared"].microbatches),
     }
     return {
         "speedup": best["plain"] / best["shared"],
@@ -106,6 +106,12 @@ def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, 
         "gradient_gap": gap,
         "pays": chosen,
     }
+
+
+def computed(microbatch: Microbatch) -> int:
+    """Tokens of its forward pass, padding included."""
+    shared = tensors_of(microbatch, torch.device("cpu")).shared
+    return microbatch.token_ids_BT.size if shared is None else shared.token_ids_RL.numel()
 
 
 def gradient(engine: LearnerEngine, minibatch: Minibatch) -> torch.Tensor:

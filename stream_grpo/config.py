@@ -242,9 +242,11 @@ class Learner(Section):
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""
     zero_stage: Literal[0, 1, 2, 3] = 1
-    """DeepSpeed ZeRO stage."""
-    num_ranks: int = Field(1, ge=1)
-    """Learner processes; one is what runs."""
+    """DeepSpeed ZeRO: what ranks cut up. 1: the optimizer's state; 2: gradients too; 3: weights too; 0: nothing."""
+    num_ranks: int = Field(1, ge=1, le=1024)
+    """Learner processes on CPU, `num_threads` each, among which every train batch is split."""
+    collective_timeout_s: float = Field(600.0, gt=0)
+    """A rank that keeps the others waiting for so long in one call ends them all; the error names it."""
     microbatch_tokens: int = Field(16384, ge=1)
     """Padded tokens of one forward and backward at most (one rollout always fits)."""
     share_prompts: bool = True
@@ -258,7 +260,7 @@ class Learner(Section):
     num_threads: int = Field(1, ge=1)
     """Compute threads on CPU."""
     num_gpus: float = Field(0, ge=0)
-    """GPUs of the learner, as Ray counts them."""
+    """GPUs of the learner, as Ray counts them; only with one rank."""
     checkpoint_interval: int = Field(50, ge=1)
     """Learner steps between two checkpoints; the last step always makes one."""
     keep_checkpoints: int = Field(2, ge=1)
@@ -578,19 +580,13 @@ def _stream_complaints(config: Config) -> Iterable[str]:
             f"max_policy_age + 1 = {stream.max_policy_age + 1}"
         )
     yield from _staleness_complaints(stream)
-    if stream.groups_per_step % learner.num_ranks:
-        yield (
-            f"stream.groups_per_step = {stream.groups_per_step} is not a multiple of learner.num_ranks = "
-            f"{learner.num_ranks}"
-        )
     if stream.sample_deadline_s <= 2 * config.rewards.time_limit_s:
         yield (
             f"stream.sample_deadline_s = {stream.sample_deadline_s:g}: a check that runs into rewards.time_limit_s = "
             f"{config.rewards.time_limit_s:g}, and that of the gold after it, would outlast the ticket; use more than "
             f"{2 * config.rewards.time_limit_s:g}, or a lower rewards.time_limit_s"
         )
-    if learner.num_ranks > 1:
-        yield f"learner.num_ranks = {learner.num_ranks}: the learner runs as one process; use 1"
+    yield from _rank_complaints(config)
     num_sequences = stream.groups_per_step * config.sampler.group_size
     if learner.zero_stage == 3 and config.algo.kl_reference in ("refreshed", "ema"):
         yield (
@@ -612,6 +608,22 @@ def _stream_complaints(config: Config) -> Iterable[str]:
         yield (
             f"learner.num_minibatches = {learner.num_minibatches} does not divide stream.groups_per_step = "
             f"{stream.groups_per_step}"
+        )
+
+
+def _rank_complaints(config: Config) -> Iterable[str]:
+    learner, stream = config.learner, config.stream
+    num_sequences = stream.groups_per_step * config.sampler.group_size // learner.num_minibatches
+    if learner.num_ranks > num_sequences:
+        yield (
+            f"learner.num_ranks = {learner.num_ranks}: an optimizer update has {num_sequences} sequences "
+            f"(stream.groups_per_step x sampler.group_size / learner.num_minibatches), and more ranks would have none; "
+            f"use at most {num_sequences}"
+        )
+    if learner.num_ranks > 1 and learner.num_gpus:
+        yield (
+            f"learner.num_ranks = {learner.num_ranks} with learner.num_gpus = {learner.num_gpus:g}: several ranks run "
+            f"on CPUs, from whose memory gloo sends; use num_gpus = 0, or num_ranks = 1"
         )
 
 

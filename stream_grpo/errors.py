@@ -11,6 +11,7 @@
     |-- SandboxError        a program cannot be run as promised; never the program's own failure
     |-- CorrectionError     a correction of staleness is asked for and cannot act
     |-- CheckpointError     a checkpoint is incomplete or not of this run
+    |-- RankError           a rank of the learner lost another one; all start again from the newest checkpoint
     `-- StallError          a wait reached its deadline; the message names who was waited for
 
 Bad arguments of a pure function are a plain ValueError.
@@ -51,6 +52,10 @@ class RewardError(StreamGrpoError):
 
 class CheckpointError(StreamGrpoError):
     """A checkpoint is incomplete or does not belong to this run."""
+
+
+class RankError(StreamGrpoError):
+    """A rank of the learner lost another one; the message names who is missing."""
 
 
 class SandboxError(StreamGrpoError):

@@ -52,6 +52,7 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
         {
             "zero_stage",
             "num_ranks",
+            "collective_timeout_s",
             "microbatch_tokens",
             "share_prompts",
             "num_threads",

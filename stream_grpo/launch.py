@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stream_grpo import parts
 from stream_grpo.config import Config
-from stream_grpo.errors import StallError, StreamGrpoError
+from stream_grpo.errors import RankError, StallError, StreamGrpoError
 from stream_grpo.lifetime import become_part, children, end_with, is_alive
 
 BUILD_TIMEOUT_S = 300.0
@@ -28,6 +30,10 @@ LOOK_S = 1.0
 """How often Ray itself is looked at while a part is built."""
 SILENCE_S = 30.0
 """A part that has not answered for so long is named."""
+CAUSE_S = 2.0
+"""Where one of several parts that live and die together ended, how long the errors of the others are waited for."""
+KILLED_S = 10.0
+"""How long a killed process may take to be gone."""
 MIN_STOP_S = 0.3
 """What the last part to stop gets where others have used up the time."""
 RAY_PROGRAMS = ("gcs_server", "raylet")
@@ -77,6 +83,8 @@ class Placed:
     kind: str
     arguments: dict[str, Any]
     restarts_left: int
+    team: str = ""
+    """What it lives and dies with: the parts of one team are started again together. Empty: it stands alone."""
     handle: Any = None
     building: Any = None
     """Ray reference of its builder, until that is done."""
@@ -120,14 +128,24 @@ class Launcher:
         self._log_dir = config.run_dir / "logs"
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._parts: dict[str, Placed] = {}
+        self._rendezvous: dict[str, Path] = {}
+        """Where the parts of a team find each other: a file that is new with every start of the team."""
         self._ray: dict[str, int] = {}
         """Process ids of the local Ray by program."""
 
-    def place(self, name: str, kind: str, *, restarts: int = 0, **arguments: Any) -> None:
+    def place(self, name: str, kind: str, *, restarts: int = 0, team: str = "", **arguments: Any) -> None:
         """Start the process and let it build its part; `built` waits for that."""
         self._ray = self._ray or children(RAY_PROGRAMS)
-        self._parts[name] = Placed(name=name, kind=kind, arguments=arguments, restarts_left=restarts)
+        self._parts[name] = Placed(name=name, kind=kind, arguments=arguments, restarts_left=restarts, team=team)
+        if team and team not in self._rendezvous:
+            self._meet_anew(team)
         self._start(self._parts[name])
+
+    def _meet_anew(self, team: str) -> None:
+        folder = self._config.run_dir / "ranks"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self._rendezvous[team] = folder / uuid.uuid4().hex
 
     def _start(self, placed: Placed) -> None:
         resources = parts.RESOURCES[placed.kind](self._config)
@@ -141,24 +159,32 @@ class Launcher:
         arguments = dict(placed.arguments)
         if placed.address:
             arguments["bind"] = placed.address  # peers find a restarted server where it was
+        if placed.team:
+            arguments["rendezvous"] = self._rendezvous[placed.team]
         placed.running = None
         placed.building = placed.handle.build.remote(placed.kind, self._config, arguments)
 
     def built(self, name: str) -> str:
-        """Wait until a part is built; returns its address. Raises RunFailed, StallError."""
+        """Wait until a part and its team are built; returns its address. Raises RunFailed, StallError."""
         placed, deadline = self._parts[name], time.monotonic() + BUILD_TIMEOUT_S
-        while placed.building:
+        while building := {part.building: part for part in self._team_of(placed) if part.building}:
             self._check_ray()
-            try:
-                self._take_built(placed, ray.get(placed.building, timeout=LOOK_S))
-            except GetTimeoutError:
-                if time.monotonic() > deadline:
-                    sentence = f"{name} was not ready within {BUILD_TIMEOUT_S:.0f} s; see {self._log_dir}"
-                    raise StallError(sentence) from None
-            except RayError as error:
-                self._restart(placed, error)
-                deadline = time.monotonic() + BUILD_TIMEOUT_S
+            ended, _ = ray.wait(list(building), num_returns=1, timeout=LOOK_S)
+            for reference in ended:
+                try:
+                    self._take_built(building[reference], ray.get(reference))
+                except RayError as error:
+                    self._restart(building[reference], error)
+                    deadline = time.monotonic() + BUILD_TIMEOUT_S
+            if not ended and time.monotonic() > deadline:
+                raise StallError(f"{name} was not ready within {BUILD_TIMEOUT_S:.0f} s; see {self._log_dir}")
         return placed.address
+
+    def _team_of(self, placed: Placed) -> list[Placed]:
+        """The parts that live and die with it, itself among them."""
+        return [
+            other for other in self._parts.values() if other is placed or (placed.team and other.team == placed.team)
+        ]
 
     def _take_built(self, placed: Placed, facts: Mapping[str, Any]) -> None:
         placed.address, placed.pid, placed.building = facts["address"], facts["pid"], None
@@ -210,21 +236,50 @@ class Launcher:
 
     def _restart(self, placed: Placed, error: RayError) -> None:
         self._check_ray()
+        team = self._team_of(placed)
+        placed, error = self._first_cause(team, placed, error)
         cause = self._explain(placed, error)
         # A part that raised has judged for itself; only a sampler's judgement is about itself alone.
-        died = isinstance(error, RayActorError)
+        died = isinstance(error, RayActorError) or _lost_another(error)
         if placed.restarts_left == 0 and self._can_do_without(placed):
             placed.building, placed.running, placed.asking, placed.is_given_up = None, None, None, True
             self._say(f"{cause}; it has no restarts left, the other samplers go on without it")
             return
         if placed.restarts_left == 0 or not (died or placed.kind == "sampler"):
             raise RunFailed("; ".join([cause, *self._silent_besides(placed)]))
-        placed.restarts_left -= 1
-        self._say(f"{cause}; starting it again ({placed.restarts_left} restarts left)")
-        placed.earlier.append(placed.last_status)
-        placed.last_status, placed.asking, placed.is_named = {}, None, False
-        kill(placed.handle)
-        self._start(placed)
+        whom = "it" if len(team) == 1 else " and ".join(part.name for part in team)
+        self._say(f"{cause}; starting {whom} again ({placed.restarts_left - 1} restarts left)")
+        for part in team:
+            kill(part.handle)
+        if placed.team:
+            # One that still writes a checkpoint must not meet its successor.
+            _await_end([part.pid for part in team if part.pid])
+            self._meet_anew(placed.team)
+        for part in team:
+            part.restarts_left -= 1
+            part.earlier.append(part.last_status)
+            part.last_status, part.asking, part.is_named = {}, None, False
+            self._start(part)
+
+    def _first_cause(self, team: Sequence[Placed], placed: Placed, error: RayError) -> tuple[Placed, RayError]:
+        """Of a team the part that ended for a reason of its own: the others lost it, and may be heard of first."""
+        errors = {placed.name: error}
+        deadline = time.monotonic() + CAUSE_S
+        for part in team:
+            reference = part.running or part.building
+            if part is placed or reference is None:
+                continue
+            try:
+                ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
+            except GetTimeoutError:
+                continue
+            except RayError as other:
+                errors[part.name] = other
+        own = [name for name, found in errors.items() if not _lost_another(found)]
+        # What a part raised says more than that it died.
+        own.sort(key=lambda name: isinstance(errors[name], RayActorError))
+        name = own[0] if own else placed.name
+        return self._parts[name], errors[name]
 
     def _can_do_without(self, placed: Placed) -> bool:
         """Whether it is a sampler and there are others: where one is left, its groups are made."""
@@ -281,12 +336,14 @@ class Launcher:
         Returns the parts whose loops did not end, or ended with an error.
         """
         failed: list[str] = []
+        lost: set[str] = set()
+        """Teams of which a part has failed: the others wait for it in vain."""
         deadline = time.monotonic() + self._config.run.stop_timeout_s
         for name in names:
             placed = self._parts.pop(name, None)
             if placed is None:
                 continue
-            left_s = max(MIN_STOP_S, deadline - time.monotonic())
+            left_s = MIN_STOP_S if placed.team in lost else max(MIN_STOP_S, deadline - time.monotonic())
             try:
                 if placed.running:
                     ray.get(placed.handle.stop.remote(), timeout=left_s)
@@ -297,12 +354,14 @@ class Launcher:
             except RayError as error:
                 failed.append(name)
                 self._say(f"{self._explain(placed, error)} while stopping")
+            if placed.team and name in failed:
+                lost.add(placed.team)
             kill(placed.handle)
         return failed
 
     def stop_all(self) -> list[str]:
         """Stop everything, as `stop` does: the learner first, whose checkpoint the buffer must note; servers last."""
-        order = {"learner": 0, "sampler": 1, "evaluation": 1, "buffer": 2, "curator": 3}
+        order = {"learner": 0, "follower": 0, "sampler": 1, "evaluation": 1, "buffer": 2, "curator": 3}
         return self.stop(*sorted(self._parts, key=lambda name: order[self._parts[name].kind]))
 
     def _explain(self, placed: Placed, error: RayError) -> str:
@@ -311,6 +370,18 @@ class Launcher:
             return f"{placed.name} failed: {type(error.cause).__name__}: {error.cause} (log: {log})"
         when = "while it was built" if placed.building else f"process {placed.pid}"
         return f"{placed.name} died ({when}; log: {log})"
+
+
+def _lost_another(error: RayError) -> bool:
+    """Whether a part ended because another of its team did."""
+    return isinstance(error, RayTaskError) and isinstance(error.cause, RankError)
+
+
+def _await_end(pids: Sequence[int]) -> None:
+    """Return once processes that were killed are gone; after KILLED_S in any case."""
+    deadline = time.monotonic() + KILLED_S
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def kill(handle: Any) -> None:

@@ -25,7 +25,10 @@ from stream_grpo.types import PolicyVersion
 
 if TYPE_CHECKING:  # each builder imports what its part needs
     from stream_grpo.evaluation import EvaluationRun
+    from stream_grpo.learner.crew import Crew
     from stream_grpo.learner.engine import LearnerEngine
+    from stream_grpo.learner.ranks import Ranks
+    from stream_grpo.learner.train_step import TrainStep
     from stream_grpo.rewards.scoring import Scoring
     from stream_grpo.sampler.generation import Engine
     from stream_grpo.sampler.heldout import HeldoutEvaluation
@@ -202,26 +205,72 @@ def learner_engine(config: Config) -> LearnerEngine:
     )
 
 
-def build_learner(config: Config, buffer: str) -> Part:
-    """The learner with its DeepSpeed engine; `buffer` is an address."""
-    from stream_grpo.learner.process import LearnerProcess
+def learner_step(config: Config, engine: LearnerEngine, ranks: Ranks) -> TrainStep:
+    """One rank's learner step by the run's recipe."""
     from stream_grpo.learner.train_step import TrainStep
+
+    return TrainStep(
+        engine,
+        config.algo,
+        config.learner,
+        group_size=config.sampler.group_size,
+        max_new_tokens=config.sampler.max_new_tokens,
+        ranks=ranks,
+    )
+
+
+def learner_names(config: Config) -> list[str]:
+    """The ranks of the learner; the first leads the others."""
+    return ["learner", *(f"learner-{rank}" for rank in range(1, config.learner.num_ranks))]
+
+
+def learner_crew(config: Config, rank: int, rendezvous: Path) -> Crew:
+    """A rank's place among all; returns once they are there."""
+    from stream_grpo.learner.crew import Crew
+
+    return Crew(
+        rank,
+        config.learner.num_ranks,
+        rendezvous,
+        timeout_s=config.learner.collective_timeout_s,
+        # The first waits for a batch for so long at most; twice that, as the launcher waits for whom nobody names.
+        idle_timeout_s=2 * config.stream.stall_timeout_s + config.learner.collective_timeout_s,
+    )
+
+
+def build_learner(config: Config, buffer: str, rendezvous: Path | None = None) -> Part:
+    """The learner with its DeepSpeed engine; `buffer` is an address.
+
+    With several ranks this is the first, and `rendezvous` is the file where they find each other.
+    """
+    from stream_grpo.learner.lead import Lead, LeadEngine, LeadStep
+    from stream_grpo.learner.process import LearnerProcess
+    from stream_grpo.learner.ranks import ALONE
     from stream_grpo.metrics import MetricsLog
     from stream_grpo.transport.channels import LearnerChannel
     from stream_grpo.weights.publisher import Publisher
 
-    sampler, engine = config.sampler, learner_engine(config)
-    step = TrainStep(
-        engine, config.algo, config.learner, group_size=sampler.group_size, max_new_tokens=sampler.max_new_tokens
-    )
-    return LearnerProcess(
+    crew = None if rendezvous is None else learner_crew(config, 0, rendezvous)
+    engine = learner_engine(config)
+    step = learner_step(config, engine, crew or ALONE)
+    process = LearnerProcess(
         config,
-        engine,
-        step,
+        engine if crew is None else LeadEngine(engine, crew),
+        step if crew is None else LeadStep(step, crew),
         LearnerChannel(Client(buffer, name="learner", peer="buffer")),
         Publisher(config.run_dir / "weights", config.weights.keep_versions),
         MetricsLog(config.run_dir, "learner"),
     )
+    return process if crew is None else Lead(process, crew)
+
+
+def build_follower(config: Config, rank: int, rendezvous: Path) -> Part:
+    """A rank of the learner other than the first."""
+    from stream_grpo.learner.follower import Follower
+
+    crew = learner_crew(config, rank, rendezvous)
+    engine = learner_engine(config)
+    return Follower(engine, learner_step(config, engine, crew), crew)
 
 
 class Evaluation:
@@ -283,6 +332,7 @@ BUILDERS: Mapping[str, Callable[..., Part]] = {
     "buffer": build_buffer,
     "sampler": build_sampler,
     "learner": build_learner,
+    "follower": build_follower,
     "evaluation": build_evaluation,
 }
 
@@ -309,6 +359,7 @@ RESOURCES: Mapping[str, Callable[[Config], Resources]] = {
     "buffer": _light,
     "sampler": _sampler,
     "learner": _learner,
+    "follower": _learner,
     "evaluation": _sampler,
 }
 
@@ -316,4 +367,4 @@ RESOURCES: Mapping[str, Callable[[Config], Resources]] = {
 def num_cpus_needed(config: Config) -> int:
     """Cores that a local Ray must believe in so that all parts are placed, the evaluation beside them."""
     samplers = (config.sampler.num_samplers + config.evaluation.num_engines) * _sampler(config).num_cpus
-    return math.ceil(samplers + _learner(config).num_cpus)
+    return math.ceil(samplers + config.learner.num_ranks * _learner(config).num_cpus)

@@ -28,7 +28,7 @@ from stream_grpo.launch import Launcher, ray_session
 from stream_grpo.learner.checkpoint import newest_version
 from stream_grpo.metrics import MetricsLog, MetricsReader
 from stream_grpo.model_folder import unusable
-from stream_grpo.parts import Evaluation, evaluation_shares, sampler_names
+from stream_grpo.parts import Evaluation, evaluation_shares, learner_names, sampler_names
 from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare, with_absolute_paths
 from stream_grpo.sampler.environment import environment
 from stream_grpo.sinks.sink import Sinks
@@ -134,6 +134,7 @@ class TrainingRun:
         self._stall = StallWatch(config.stream.stall_timeout_s)
         self._launcher = Launcher(config, console.say)
         self._samplers = sampler_names(config)
+        self._ranks = learner_names(config)
         self._sinks = Sinks(self._warn)
         self._sinks.open("console", lambda: console)
         open_trackers(self._sinks, config, console.say)
@@ -164,7 +165,12 @@ class TrainingRun:
         launcher.place("buffer", "buffer", restarts=3, curator=curator)
         buffer = launcher.built("buffer")
         launcher.run("curator", "buffer")
-        launcher.place("learner", "learner", restarts=config.learner.max_restarts, buffer=buffer)
+        learner: dict[str, Any] = {"restarts": config.learner.max_restarts}
+        if len(self._ranks) > 1:
+            learner["team"] = "learner"
+        launcher.place("learner", "learner", **learner, buffer=buffer)
+        for rank, name in enumerate(self._ranks[1:], start=1):
+            launcher.place(name, "follower", **learner, rank=rank)
         for name in self._samplers:
             restarts = config.sampler.max_restarts
             launcher.place(name, "sampler", restarts=restarts, sampler_id=name, curator=curator, buffer=buffer)
@@ -195,11 +201,11 @@ class TrainingRun:
         return scores
 
     def _train(self) -> None:
-        for name in ("learner", *self._samplers):
+        for name in (*self._ranks, *self._samplers):
             self._launcher.built(name)
-        self._launcher.run("learner", *self._samplers)
+        self._launcher.run(*self._ranks, *self._samplers)
         with self._console.steps(self._config.run.num_steps):
-            self._launcher.supervise("learner", every_s=POLL_S, each_turn=self._each_turn)
+            self._launcher.supervise(*self._ranks, every_s=POLL_S, each_turn=self._each_turn)
             self._each_turn()
 
     def _each_turn(self) -> None:
@@ -212,7 +218,9 @@ class TrainingRun:
         if now < self._next_status_at:
             return
         self._next_status_at = now + STATUS_EVERY_S
-        statuses = {name: self._launcher.status(name) for name in (*self._samplers, "buffer", "curator")}
+        statuses = {
+            name: self._launcher.status(name) for name in (*self._samplers, *self._ranks[1:], "buffer", "curator")
+        }
         for name, status in statuses.items():
             self._metrics.write("status", {"part": name, **status})
         statuses["learner"] = self._launcher.status("learner")
@@ -241,7 +249,7 @@ class TrainingRun:
         buffer = Client(launcher.address("buffer"), name="launcher", peer="buffer")
         ledger = read_ledger(buffer)
         buffer.close()
-        launcher.stop("learner", "buffer", "curator")
+        launcher.stop(*self._ranks, "buffer", "curator")
         return {
             "steps": self._ages.step,
             **loop_facts(learners, samplers, now),

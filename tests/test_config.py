@@ -132,8 +132,17 @@ def test_c52_an_unknown_section_is_refused() -> None:
         ({"curator": {"choice": "worth", "exploration": 0.6, "unseen_share": 0.5}}, "their sum is at most 1"),
         ({"stream": {"groups_per_step": 6}, "learner": {"num_minibatches": 4}}, "4 does not divide .* = 6"),
         (
-            {"stream": {"groups_per_step": 6}, "learner": {"num_ranks": 4}},
-            "groups_per_step = 6 is not a multiple .* = 4",
+            # 4 x 4 sequences in 2 updates.
+            {
+                "sampler": {"group_size": 4},
+                "stream": {"groups_per_step": 4},
+                "learner": {"num_ranks": 9, "num_minibatches": 2},
+            },
+            "num_ranks = 9: an optimizer update has 8 sequences .* use at most 8",
+        ),
+        (
+            {"learner": {"num_ranks": 2, "num_gpus": 1}},
+            "num_gpus = 1: several ranks run on CPUs.* use num_gpus = 0",
         ),
         (
             {

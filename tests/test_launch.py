@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from stream_grpo import launch
 from stream_grpo.config_file import parse
+from stream_grpo.errors import RankError
 from stream_grpo.launch import SILENCE_S, Launcher, Placed, RunFailed
 
 
@@ -143,6 +144,90 @@ def test_report_c23_whoever_dies_is_named_with_its_process_and_started_again(
     assert started == ["sampler-0"]
     assert said[0].startswith("sampler-0 died (process 11; log: ")
     assert said[0].endswith("; starting it again (1 restarts left)")
+
+
+@pytest.fixture
+def started(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A learner of two ranks; gives the parts that are started again."""
+    for name, pid in (("learner", 12), ("learner-1", 13)):
+        placed = Placed(name=name, kind="learner", arguments={}, restarts_left=2, team="learner", pid=pid)
+        placed.handle, placed.running = FakeHandle(), name
+        launcher._parts[name] = placed
+    started: list[str] = []
+    monkeypatch.setattr(launcher, "_start", lambda placed: started.append(placed.name))
+    monkeypatch.setattr(launch, "kill", lambda handle: None)
+    monkeypatch.setattr(launch, "is_alive", lambda pid: False)
+    return started
+
+
+def ending(monkeypatch: pytest.MonkeyPatch, **errors: RayError) -> None:
+    """How the parts' loops end; one that is not named goes on."""
+
+    def get(name: str, timeout: float) -> None:
+        raise errors.get(name.replace("-", "_"), GetTimeoutError())
+
+    monkeypatch.setattr(ray, "get", get)
+
+
+def raised(cause: Exception) -> RayTaskError:
+    return RayTaskError("run", "", cause)
+
+
+def test_ranks_are_started_again_together_and_the_one_that_died_is_named(
+    launcher: Launcher, started: list[str], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first rank lost the other, and is heard of first.
+    lost = raised(RankError("rank 0 of 2 in 'train': rank 1 died"))
+    ending(monkeypatch, learner_1=RayActorError())
+    earlier = launcher._rendezvous.get("learner")
+    launcher._restart(launcher._parts["learner"], lost)
+    assert started == ["learner", "learner-1"]
+    assert [part.restarts_left for part in launcher._team_of(launcher._parts["learner"])] == [1, 1]
+    assert said[0].startswith("learner-1 died (process 13; log: ")
+    assert said[0].endswith("; starting learner and learner-1 again (1 restarts left)")
+    # Where the old ones met nobody meets again.
+    assert launcher._rendezvous["learner"] != earlier
+    assert launcher._rendezvous["learner"].parent.is_dir()
+
+
+def test_ranks_that_wait_for_one_that_hangs_are_started_again_with_its_name(
+    launcher: Launcher, started: list[str], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending(monkeypatch)
+    lost = raised(RankError("rank 0 of 2 in 'train': rank 1 died, or did not answer within 600 s"))
+    launcher._restart(launcher._parts["learner"], lost)
+    assert started == ["learner", "learner-1"]
+    assert "learner failed: RankError: rank 0 of 2 in 'train': rank 1 died, or did not answer within 600 s" in said[0]
+
+
+def test_a_rank_that_raised_ends_the_run_with_its_error(
+    launcher: Launcher, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending(monkeypatch, learner_1=raised(ValueError("a bad group")))
+    with pytest.raises(RunFailed, match="learner-1 failed: ValueError: a bad group"):
+        launcher._restart(launcher._parts["learner"], raised(RankError("rank 1 failed")))
+    assert started == []
+
+
+def test_a_rank_that_waits_for_a_failed_one_does_not_use_up_the_time_to_stop(
+    launcher: Launcher, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: dict[Any, float] = {}
+
+    def get(reference: Any, timeout: float) -> None:
+        left[reference] = timeout
+        if reference == "learner":
+            raise raised(ValueError("a bad group"))
+        if reference == "learner-1":
+            raise GetTimeoutError
+
+    monkeypatch.setattr(ray, "get", get)
+    for name in ("learner", "learner-1"):
+        handle: Any = launcher._parts[name].handle
+        handle.stop = handle
+    assert launcher.stop("learner", "learner-1") == ["learner", "learner-1"]
+    assert left["learner"] > 20  # of run.stop_timeout_s = 25
+    assert left["learner-1"] == launch.MIN_STOP_S
 
 
 def test_a_ray_that_lost_a_process_of_its_own_ends_the_run(launcher: Launcher) -> None:

@@ -12,6 +12,7 @@ from stream_grpo.config import Config
 from stream_grpo.config_file import load_run, parse
 from stream_grpo.errors import CheckpointError, ConfigError, StreamGrpoError
 from stream_grpo.identity import identity_hash
+from stream_grpo.learner.layout import Layout, write_layout
 from stream_grpo.make_model import new_model, new_tokenizer
 from stream_grpo.parts import GUARDS_FILE, INTERVAL_HELDOUT_FILE, evaluation_shares, heldout_problems
 from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare
@@ -135,6 +136,18 @@ def test_a_resume_with_another_model_is_refused(tmp_path: Path, model_dir: Path)
     manifest.write_text(json.dumps(plain))
     with pytest.raises(ConfigError, match="not the model that this run began with"):
         prepare(config, resume=True, say=lambda line: None)
+
+
+def test_a_resume_with_other_ranks_than_those_of_the_checkpoint_is_refused(tmp_path: Path, model_dir: Path) -> None:
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+    before = (config.run_dir / "config.toml").read_text()
+    engine = config.run_dir / "checkpoints" / "checkpoint-0.3" / "engine"
+    engine.mkdir(parents=True)
+    write_layout(engine, Layout(1, 1))
+    prepare(load_run(config.run_dir), resume=True, say=lambda line: None)
+    with pytest.raises(CheckpointError, match=r"checkpoint-0.3: .* num_ranks = 2 and zero_stage = 1 are set"):
+        prepare(load_run(config.run_dir, ["learner.num_ranks=2"]), resume=True, say=lambda line: None)
+    assert (config.run_dir / "config.toml").read_text() == before
 
 
 def test_report_c36_another_pool_is_refused_on_resume(tmp_path: Path, model_dir: Path) -> None:

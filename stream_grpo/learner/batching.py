@@ -7,15 +7,14 @@ nothing is shifted here (`logprobs.token_logprobs` does that, once).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_grpo.learner.shared_prompts import SharedPrompts, cost, pays, share, shared_prompts
+from stream_grpo.learner.shared_prompts import cost, pays, share
 from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup, StepScore
 
 
@@ -60,6 +59,8 @@ class Microbatch:
     """0 in the padding."""
     lengths_B: NDArray[np.int64]
     """Tokens of each sequence; what lies beyond is padding."""
+    num_prompt_B: NDArray[np.int64]
+    """Tokens of each sequence's prompt."""
     mask_BT: NDArray[np.bool_]
     """True where the token is a target of the loss: sampled by the policy, neither context nor padding."""
     behavior_logprobs_BT: NDArray[np.float32]
@@ -76,8 +77,10 @@ class Microbatch:
     """True where the weights that sampled the token are known to differ from the learner's."""
     token_advantages_BT: NDArray[np.float64] | None = None
     """What single tokens get on top of advantages_B; None: nothing."""
-    prompts: SharedPrompts | None = None
-    """The same tokens with each prompt once, where that is how they are computed."""
+    row_B: NDArray[np.int64] | None = None
+    """In which row each sequence shares its prompt with others, see `shared_prompts`; None: each is a row."""
+    rank: int = 0
+    """Of the learner's ranks the one that runs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +141,7 @@ def make_train_batch(
     vocab_size: int,
     microbatch_tokens: int,
     num_minibatches: int = 1,
+    num_ranks: int = 1,
     sampled_by: Callable[[PolicyVersion], Sampled] = lambda version: Sampled(0),
     is_trained: Callable[[Rollout], bool] = lambda rollout: True,
     attention_cost: float | None = None,
@@ -145,6 +149,7 @@ def make_train_batch(
     """Check the groups, give every valid rollout its advantage, cut into minibatches of whole groups and pack those.
 
     Minibatch i takes groups i, i + num_minibatches, ...: groups come oldest first, and so the ages are spread evenly.
+    Each minibatch is dealt to `num_ranks` ranks by tokens, sequence by sequence (`shares` takes out what each runs).
     Valid rollouts that are not `is_trained` enter the baseline of their group and not the loss. The rollouts of a group
     share a prompt where that is cheaper, by the model's `attention_cost` (`shared_prompts.cost`); None: never. The
     result depends on the order of the groups and on nothing else. Raises ValueError that names group and rollout.
@@ -155,7 +160,7 @@ def make_train_batch(
     num_valid = sum(rollout.valid for group in groups for rollout in group.rollouts)
     return TrainBatch(
         minibatches=tuple(
-            _minibatch(trained[i::num_minibatches], microbatch_tokens, sampled_by, attention_cost)
+            _minibatch(trained[i::num_minibatches], microbatch_tokens, num_ranks, sampled_by, attention_cost)
             for i in range(num_minibatches)
         ),
         num_groups=len(groups),
@@ -244,12 +249,19 @@ def _complaints(rollout: Rollout, vocab_size: int) -> Iterable[str]:
 def _minibatch(
     trained: Sequence[Sequence[Trained]],
     microbatch_tokens: int,
+    num_ranks: int,
     sampled_by: Callable[[PolicyVersion], Sampled],
     attention_cost: float | None,
 ) -> Minibatch:
     rows = [row for group in trained for row in group]
+    units, widths = _units(rows, microbatch_tokens, attention_cost)
+    packs = [
+        (rank, [units[dealt[i]] for i in indices])
+        for rank, dealt in enumerate(deal(widths, num_ranks))
+        for indices in pack([widths[i] for i in dealt], microbatch_tokens)
+    ]
     return Minibatch(
-        microbatches=tuple(_microbatches(rows, microbatch_tokens, sampled_by, attention_cost)),
+        microbatches=tuple(_microbatch(rows, together, rank, sampled_by) for rank, together in packs),
         num_groups=len(trained),
         num_problems=sum(bool(group) for group in trained),
         num_sequences=len(rows),
@@ -257,37 +269,32 @@ def _minibatch(
     )
 
 
-def _microbatches(
+def _units(
+    rows: Sequence[Trained], microbatch_tokens: int, attention_cost: float | None
+) -> tuple[list[list[int]], list[int]]:
+    """Which sequences are computed as one row, and the tokens of each row: single ones unless sharing prompts pays."""
+    single = [[i] for i in range(len(rows))], [len(row.rollout.token_ids) for row in rows]
+    if attention_cost is None:
+        return single
+    prompts = [tuple(row.rollout.token_ids[: row.rollout.num_prompt_tokens].tolist()) for row in rows]
+    shared = share(prompts, single[1], max_tokens=microbatch_tokens)
+    shared_cost, single_cost = (
+        cost(((len(one), widths[one[0]]) for one in pack(widths, microbatch_tokens)), attention_cost=attention_cost)
+        for _, widths in (shared, single)
+    )
+    return shared if pays(shared_cost, single_cost) else single
+
+
+def _microbatch(
     rows: Sequence[Trained],
-    microbatch_tokens: int,
+    units: Sequence[Sequence[int]],
+    rank: int,
     sampled_by: Callable[[PolicyVersion], Sampled],
-    attention_cost: float | None,
-) -> Iterator[Microbatch]:
-    lengths = [len(row.rollout.token_ids) for row in rows]
-    packs = pack(lengths, microbatch_tokens)
-    if attention_cost is not None and rows:
-        prompts = [tuple(row.rollout.token_ids[: row.rollout.num_prompt_tokens].tolist()) for row in rows]
-        together, widths = share(prompts, lengths, max_tokens=microbatch_tokens)
-        shared_packs = pack(widths, microbatch_tokens)
-        costs = [
-            cost(((len(one), sizes[one[0]]) for one in of), attention_cost=attention_cost)
-            for of, sizes in ((shared_packs, widths), (packs, lengths))
-        ]
-        if pays(*costs):
-            for numbers in shared_packs:
-                yield _shared([[rows[i] for i in together[number]] for number in numbers], sampled_by)
-            return
-    for indices in packs:
-        yield _pad([rows[i] for i in indices], sampled_by)
-
-
-def _shared(rows: Sequence[Sequence[Trained]], sampled_by: Callable[[PolicyVersion], Sampled]) -> Microbatch:
-    sequences = [sequence for row in rows for sequence in row]
-    padded = _pad(sequences, sampled_by)
-    num_prompt_B = np.array([sequence.rollout.num_prompt_tokens for sequence in sequences], dtype=np.int64)
-    numbers = iter(range(len(sequences)))
-    of_rows = [list(islice(numbers, len(row))) for row in rows]
-    return replace(padded, prompts=shared_prompts(padded.token_ids_BT, padded.lengths_B, num_prompt_B, of_rows))
+) -> Microbatch:
+    padded = _pad([rows[i] for unit in units for i in unit], rank, sampled_by)
+    if all(len(unit) == 1 for unit in units):
+        return padded
+    return replace(padded, row_B=np.repeat(np.arange(len(units)), [len(unit) for unit in units]))
 
 
 def with_shuffled_rewards(group: RolloutGroup, seed: int) -> RolloutGroup:
@@ -319,7 +326,22 @@ def pack(lengths: Sequence[int], microbatch_tokens: int) -> list[list[int]]:
     return packs
 
 
-def _pad(rows: Sequence[Trained], sampled_by: Callable[[PolicyVersion], Sampled]) -> Microbatch:
+def deal(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Deal sequences to ranks so that all have about as many tokens: the longest first, each to the rank with fewest.
+
+    The ranks' sums differ by at most the longest sequence, and the largest is at most 4/3 of the best possible (Graham
+    1969, Bounds on multiprocessing timing anomalies). Each rank has its sequences in the order given.
+    """
+    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
+    tokens = [0] * num_ranks
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        least = min(range(num_ranks), key=tokens.__getitem__)
+        ranks[least].append(index)
+        tokens[least] += lengths[index]
+    return [sorted(rank) for rank in ranks]
+
+
+def _pad(rows: Sequence[Trained], rank: int, sampled_by: Callable[[PolicyVersion], Sampled]) -> Microbatch:
     lengths_B = np.array([len(row.rollout.token_ids) for row in rows], dtype=np.int64)
     shape = (len(rows), int(lengths_B.max()))
     token_ids_BT = np.zeros(shape, dtype=np.int64)
@@ -346,6 +368,7 @@ def _pad(rows: Sequence[Trained], sampled_by: Callable[[PolicyVersion], Sampled]
     return Microbatch(
         token_ids_BT=token_ids_BT,
         lengths_B=lengths_B,
+        num_prompt_B=np.array([row.rollout.num_prompt_tokens for row in rows], dtype=np.int64),
         mask_BT=mask_BT,
         behavior_logprobs_BT=behavior_logprobs_BT,
         advantages_B=np.array([row.advantage for row in rows], dtype=np.float64),
@@ -355,4 +378,5 @@ def _pad(rows: Sequence[Trained], sampled_by: Callable[[PolicyVersion], Sampled]
         ages_BT=ages_BT,
         differs_BT=differs_BT,
         token_advantages_BT=by_token_BT if any(row.token_advantages_R is not None for row in rows) else None,
+        rank=rank,
     )

@@ -1,7 +1,8 @@
 """The learner's engine: a Hugging Face model under DeepSpeed. The one file that imports deepspeed.
 
-B sequences, T tokens, V vocabulary. One process, one rank. Forward, backward and update are what `train_step` asks
-for; the rest gives the weights out: to samplers, to a probe, to checkpoints, to a plain model folder.
+B sequences, T tokens, V vocabulary. One process is one rank; where a world of several has been joined (`crew`), all of
+them make the same calls. Forward, backward and update are what `train_step` asks for; the rest gives the weights out:
+to samplers, to a probe, to checkpoints, to a plain model folder.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -34,12 +36,12 @@ from stream_grpo.config import Learner
 from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.batching import pack
 from stream_grpo.learner.forward import PLAIN, Distribution, Shared, logits, on_device, shared_logits, with_fp32_head
+from stream_grpo.learner.layout import Layout, check_layout, write_layout
 from stream_grpo.learner.reference import Reference
 from stream_grpo.learner.shared_prompts import shared_prompts
 from stream_grpo.weights.fingerprint import Recorder, decoder_modules, starts
 from stream_grpo.weights.manifest import Fingerprint
 
-COLLECTIVE_TIMEOUT_S = 600.0
 _TAG = "state"
 # Far above rounding, far below what another prompt in sight would do.
 _SHARED_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
@@ -65,10 +67,15 @@ class LearnerEngine:
         self._learner, self._distribution = learner, distribution
         torch.manual_seed(seed)
         torch.set_num_threads(learner.num_threads)
-        self._owns_process_group = _join_process_group()
+        self._owns_process_group = _join_process_group(learner.collective_timeout_s)
+        self._rank, self._num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self._layout = Layout(self._num_ranks, learner.zero_stage)
         self._module = _load_model(model_dir, dtype)
         self._reference = _reference(self._module, recipe)  # while every parameter is whole
         self._engine = _deepspeed_engine(self._module, learner, dtype)
+        self._reduces_itself = learner.zero_stage == 0 and dtype == "float32"
+        if self._reduces_itself:
+            self._engine.enable_backward_allreduce = False
         if self._reference is not None:
             self._reference.to(self.device)
         model_config: Any = self._module.config
@@ -105,7 +112,9 @@ class LearnerEngine:
         lengths_B, num_prompt_B = np.array([9, 7, 8]), np.array([4, 4, 4])
         ids_BT = np.arange(27).reshape(3, 9) % self.vocab_size
         ids_BT[:, :4] = ids_BT[0, :4]
-        shared = on_device(shared_prompts(ids_BT, lengths_B, num_prompt_B, [[0, 1, 2]]), lengths_B, 3, self.device)
+        shared = on_device(
+            shared_prompts(ids_BT, lengths_B, num_prompt_B, np.zeros(3, np.int64)), lengths_B, 3, self.device
+        )
         ids = torch.from_numpy(ids_BT).to(self.device)
         apart, _ = self.logprobs(ids, ids.shape[1] - shared.first)
         together, _ = self.logprobs(ids, ids.shape[1] - shared.first, shared)
@@ -136,17 +145,24 @@ class LearnerEngine:
         assert self._reference is not None, "the recipe has no reference weights"
         return self._reference.logprobs(self._distribution, token_ids_BT, num_last, shared)
 
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether every rank has only a part of each weight, so that a forward pass takes all of them."""
+        return self._num_ranks > 1 and self._learner.zero_stage == 3
+
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a part of the loss."""
-        self._engine.backward(loss, scale_wrt_gas=False)
+        # DeepSpeed takes the mean over ranks; the parts of a loss add up.
+        self._engine.backward(loss * self._num_ranks, scale_wrt_gas=False)
 
     def update(self, learning_rate: float) -> float:
         """Clip, change the weights, clear. Returns the norm before clipping."""
         for parameter_group in self._engine.optimizer.param_groups:
             parameter_group["lr"] = learning_rate
         own_norm: Tensor | None = None
-        if self._learner.zero_stage == 0:
-            # DeepSpeed clips at stage 0 in fp32 but keeps no norm.
+        if self._reduces_itself:
+            # DeepSpeed clips at stage 0 in fp32 but keeps no norm, which is that of the reduced gradient.
+            self._engine.buffered_allreduce_fallback()
             own_norm = torch.nn.utils.get_total_norm([p.grad for p in self._module.parameters() if p.grad is not None])
         self._engine.step()
         norm = self._engine.get_global_grad_norm()
@@ -186,30 +202,42 @@ class LearnerEngine:
         return recorder.take(lengths)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name as in the Hugging Face file, a contiguous copy on CPU) of every weight; tied ones once."""
+        """(name as in the Hugging Face file, a contiguous copy on CPU) of every weight; tied ones once.
+
+        Under ZeRO 3 one parameter is whole at a time, on all ranks, and rank 0 alone is given the copies.
+        """
         partitioned = self._learner.zero_stage == 3
         for name, parameter in self._module.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], enabled=partitioned):
-                weight = parameter.detach().to("cpu", copy=True).contiguous()
-            yield name, weight
+                weight = parameter.detach().to("cpu", copy=True).contiguous() if self._rank == 0 else None
+            if weight is not None:
+                yield name, weight
+        if self._rank:
+            return
         persistent = self._module.state_dict().keys()
         for name, buffer in self._module.named_buffers():
             if name in persistent:
                 yield name, buffer.detach().to("cpu", copy=True).contiguous()
 
     def save(self, directory: Path, state: Mapping[str, Any]) -> None:
-        """Write weights, optimizer, reference and `state` into a folder; see `checkpoint` for making it durable."""
+        """Write weights, optimizer, reference and `state` into a folder; see `checkpoint` for making it durable.
+
+        Every rank writes its own part.
+        """
         self._engine.save_checkpoint(str(directory), tag=_TAG, client_state={"learner": dict(state)})
-        if self._reference is not None:
-            self._reference.save(directory)
+        if self._rank == 0:
+            write_layout(directory, self._layout)
+            if self._reference is not None:
+                self._reference.save(directory)
 
     def load(self, directory: Path) -> Mapping[str, Any]:
         """Restore what `save` wrote and return its state. The files are pickles: verify their hashes first.
 
-        Raises CheckpointError if the folder holds no such state.
+        Raises CheckpointError if the folder holds no such state, or one that is cut for other ranks.
         """
         if not any((directory / _TAG).glob("*.pt")):
             raise CheckpointError(f"{directory}: holds no state of the learner's engine")
+        check_layout(directory, self._layout)
         path, client_state = self._engine.load_checkpoint(str(directory), tag=_TAG)
         if path is None:
             raise CheckpointError(f"{directory}: DeepSpeed found no state to load")
@@ -236,8 +264,8 @@ class LearnerEngine:
             torch.distributed.destroy_process_group()
 
 
-def _join_process_group() -> bool:
-    """Make the process group of one rank that DeepSpeed insists on; True if it was made here."""
+def _join_process_group(timeout_s: float) -> bool:
+    """Use the process group that is there, or make the one of one rank that DeepSpeed insists on; True if made here."""
     deepspeed_logger.setLevel(logging.WARNING)
     # Raised by DeepSpeed's own calls of torch, once per collective.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
@@ -253,7 +281,7 @@ def _join_process_group() -> bool:
             store=torch.distributed.HashStore(),  # type: ignore[attr-defined]
             rank=0,
             world_size=1,
-            timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+            timeout=timedelta(seconds=timeout_s),
         )
     os.environ.setdefault("LOCAL_RANK", "0")
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
@@ -299,5 +327,13 @@ def _deepspeed_engine(model: torch.nn.Module, learner: Learner, dtype: str) -> A
         "zero_optimization": {"stage": learner.zero_stage, "overlap_comm": False},
         "bf16": {"enabled": dtype == "bfloat16"},
     }
+    groups = set(_process_groups())
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    for group in set(_process_groups()) - groups:
+        # Those that DeepSpeed makes would wait for half an hour.
+        _set_pg_timeout(timedelta(seconds=learner.collective_timeout_s), group)
     return engine
+
+
+def _process_groups() -> list[torch.distributed.ProcessGroup]:
+    return list(torch.distributed.distributed_c10d._world.pg_map)

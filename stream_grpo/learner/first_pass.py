@@ -21,6 +21,8 @@ from stream_grpo.algo.recipe import Recipe, given
 from stream_grpo.algo.step_scale import WeightSums, weight_sums
 from stream_grpo.learner.batching import Microbatch, TrainBatch
 from stream_grpo.learner.forward import Shared, on_device
+from stream_grpo.learner.ranks import ALONE, Ranks, summed_weights
+from stream_grpo.learner.shared_prompts import shared_prompts
 
 
 class Model(Protocol):
@@ -65,8 +67,13 @@ class FirstPass:
 
 
 @torch.no_grad()
-def first_pass(model: Model, recipe: Recipe, batch: TrainBatch, *, num_updates: int, kl_weight: float) -> FirstPass:
-    """One forward pass over the whole batch, where the recipe or the number of updates ask for it."""
+def first_pass(
+    model: Model, recipe: Recipe, batch: TrainBatch, *, num_updates: int, kl_weight: float, ranks: Ranks = ALONE
+) -> FirstPass:
+    """One forward pass over the whole batch, where the recipe or the number of updates ask for it.
+
+    With several ranks `batch` is this one's share, and the bound and the effective share are over all of them.
+    """
     keeps_start = recipe.proximal == "recomputed" and num_updates > 1
     if not (keeps_start or recipe.needs_first_pass):
         return FirstPass()
@@ -92,8 +99,10 @@ def first_pass(model: Model, recipe: Recipe, batch: TrainBatch, *, num_updates: 
     return FirstPass(
         start,
         terms,
-        float(second_moment_bound(torch.cat(moved), tau=given(recipe.mask_second_moment))) if moved else None,
-        sum(weights[1:], weights[0]).effective_share() if weights else None,
+        float(second_moment_bound(ranks.joined(torch.cat(moved)), tau=given(recipe.mask_second_moment)))
+        if moved
+        else None,
+        summed_weights(ranks, sum(weights[1:], weights[0])).effective_share() if weights else None,
     )
 
 
@@ -164,5 +173,13 @@ def tensors_of(microbatch: Microbatch, device: torch.device) -> Tensors:
         problem_tokens_B=whole(microbatch.problem_tokens_B),
         has_signal_B=whole(microbatch.has_signal_B),
         token_advantage_BK=None if (extra := microbatch.token_advantages_BT) is None else late(extra),
-        shared=None if (rows := microbatch.prompts) is None else on_device(rows, microbatch.lengths_B, first, device),
+        shared=_shared(microbatch, first, device),
     )
+
+
+def _shared(microbatch: Microbatch, first: int, device: torch.device) -> Shared | None:
+    if microbatch.row_B is None:
+        return None
+    lengths_B, num_prompt_B = microbatch.lengths_B, microbatch.num_prompt_B
+    rows = shared_prompts(microbatch.token_ids_BT, lengths_B, num_prompt_B, microbatch.row_B)
+    return on_device(rows, lengths_B, first, device)

@@ -29,6 +29,7 @@ from stream_grpo.weights.publisher import Publisher
 
 if TYPE_CHECKING:  # the loop itself needs no DeepSpeed
     from stream_grpo.learner.engine import LearnerEngine
+    from stream_grpo.learner.lead import LeadEngine, LeadStep
     from stream_grpo.learner.train_step import TrainStep
 
 
@@ -38,8 +39,8 @@ class LearnerProcess:
     def __init__(
         self,
         config: Config,
-        engine: LearnerEngine,
-        step: TrainStep,
+        engine: LearnerEngine | LeadEngine,
+        step: TrainStep | LeadStep,
         channel: LearnerChannel,
         publisher: Publisher,
         metrics: MetricsLog,
@@ -178,6 +179,7 @@ class LearnerProcess:
             vocab_size=self._engine.vocab_size,
             microbatch_tokens=self._config.learner.microbatch_tokens,
             num_minibatches=self._config.learner.num_minibatches,
+            num_ranks=self._config.learner.num_ranks,
             sampled_by=self._sampled_by,
             is_trained=self._is_trained,
             attention_cost=self._engine.attention_cost,

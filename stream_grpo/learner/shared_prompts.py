@@ -52,15 +52,18 @@ class SharedPrompts:
 
 
 def shared_prompts(
-    token_ids_BT: NDArray[np.int64], lengths_B: NDArray[np.int64], num_prompt_B: NDArray[np.int64],
-    rows: Sequence[Sequence[int]],
-) -> SharedPrompts:  # fmt: skip
-    """Lay sequences into `rows`, lists of their numbers; those of one row have the same prompt."""
+    token_ids_BT: NDArray[np.int64],
+    lengths_B: NDArray[np.int64],
+    num_prompt_B: NDArray[np.int64],
+    row_B: NDArray[np.int64],
+) -> SharedPrompts:
+    """Lay each sequence into its row, in order; those of one row have the same prompt."""
+    rows = [np.flatnonzero(row_B == number).tolist() for number in range(int(row_B.max()) + 1)]
     widths = [_width(lengths_B, num_prompt_B, row) for row in rows]
     shape = (len(rows), max(widths))
     ids, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     part = np.full(shape, PADDING, np.int64)
-    row_B, start_B = np.zeros(len(lengths_B), np.int64), np.zeros(len(lengths_B), np.int64)
+    start_B = np.zeros(len(lengths_B), np.int64)
     for number, row in enumerate(rows):
         num_prompt = end = int(num_prompt_B[row[0]])
         ids[number, :end] = token_ids_BT[row[0], :end]
@@ -72,7 +75,7 @@ def shared_prompts(
             ids[number, to] = token_ids_BT[index, num_prompt:length]
             positions[number, to] = np.arange(num_prompt, length)
             part[number, to] = which
-            row_B[index], start_B[index] = number, end
+            start_B[index] = end
             end = to.stop
     return SharedPrompts(
         token_ids_RL=ids, position_ids_RL=positions, part_RL=part,

@@ -23,7 +23,8 @@ from stream_grpo.config import Learner
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Microbatch, Minibatch, TrainBatch
 from stream_grpo.learner.first_pass import FirstPass, Model, first_pass, tensors_of
-from stream_grpo.learner.kl_rewards import with_kl_in_rewards
+from stream_grpo.learner.kl_rewards import kl_terms, with_kl_in_rewards
+from stream_grpo.learner.ranks import ALONE, Ranks, summed_numbers, summed_statistics
 from stream_grpo.types import RolloutGroup
 
 
@@ -37,10 +38,23 @@ class _Update(NamedTuple):
 
 
 class TrainStep:
-    """One recipe applied to one batch after the other."""
+    """One recipe applied to one batch after the other.
 
-    def __init__(self, model: Model, recipe: Recipe, learner: Learner, *, group_size: int, max_new_tokens: int) -> None:
-        self._model, self._recipe, self._learner = model, recipe, learner
+    With several ranks each has a step of its own and is given its share of every batch: the counts in it are those of
+    the whole, and what is summed over a batch here is summed over ranks, so that all have the same numbers.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        recipe: Recipe,
+        learner: Learner,
+        *,
+        group_size: int,
+        max_new_tokens: int,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self._model, self._recipe, self._learner, self._ranks = model, recipe, learner, ranks
         self._group_size, self._max_new_tokens = group_size, max_new_tokens
         self.advantages = AdvantageMaker(recipe)
         """What makes the advantages of a batch."""
@@ -67,18 +81,28 @@ class TrainStep:
             self._kl_weight = float(state["kl_weight"])
 
     def rewarded(
-        self, groups: Sequence[RolloutGroup], *, vocab_size: int, microbatch_tokens: int
+        self,
+        groups: Sequence[RolloutGroup],
+        *,
+        vocab_size: int,
+        microbatch_tokens: int,
+        share_of: Callable[[TrainBatch], TrainBatch] = lambda batch: batch,
     ) -> Sequence[RolloutGroup]:
         """The groups of a step with all that the recipe puts into their rewards; to be batched then.
 
-        With the KL there, a forward pass of policy and reference over all of them. Raises ValueError as batching does.
+        With the KL there, a forward pass of policy and reference over all of them. `share_of` keeps this rank's share
+        and sees to it that the others call `kl_terms` with theirs. Raises ValueError as batching does.
         """
         if self._recipe.kl_place != "reward":
             return groups
         return with_kl_in_rewards(
             self._model, self._recipe, groups, weight=self._kl_weight, vocab_size=vocab_size,
-            microbatch_tokens=microbatch_tokens,
+            microbatch_tokens=microbatch_tokens, ranks=self._ranks, share_of=share_of,
         )  # fmt: skip
+
+    def kl_terms(self, share: TrainBatch, num_rollouts: int) -> None:
+        """This rank's part in `rewarded` of the first one."""
+        kl_terms(self._model, share, weight=self._kl_weight, num_rollouts=num_rollouts, ranks=self._ranks)
 
     def run(self, batch: TrainBatch, watch: Callable[[Statistics], None] = lambda first: None) -> dict[str, Any]:
         """num_epochs passes, one optimizer update per minibatch. Returns the step's metrics.
@@ -90,7 +114,14 @@ class TrainStep:
         started_s = time.perf_counter()
         minibatches = [minibatch for minibatch in batch.minibatches if minibatch.num_tokens > 0]
         num_updates = self._learner.num_epochs * len(minibatches)
-        facts = first_pass(self._model, self._recipe, batch, num_updates=num_updates, kl_weight=self._kl_weight)
+        facts = first_pass(
+            self._model,
+            self._recipe,
+            batch,
+            num_updates=num_updates,
+            kl_weight=self._kl_weight,
+            ranks=self._ranks,
+        )
         learning_rate = self._learning_rate(facts.effective_share)
         updates: list[_Update] = []
         for _ in range(self._learner.num_epochs):
@@ -145,7 +176,7 @@ class TrainStep:
         return metrics | {name: value for name, value in optional.items() if value is not None}
 
     def _gradient(self, minibatch: Minibatch, facts: FirstPass) -> tuple[float, float, Statistics]:
-        """Forward and backward of every microbatch: (loss, mean entropy, statistics)."""
+        """Forward and backward of every microbatch: (loss, mean entropy, statistics) of the whole minibatch."""
         num_constant = minibatch.num_groups * self._group_size * self._max_new_tokens
         counts = BatchCounts(minibatch.num_tokens, minibatch.num_sequences, minibatch.num_problems, num_constant)
         divisor = denominator(self._recipe.aggregation, counts)
@@ -161,12 +192,15 @@ class TrainStep:
                 second_moment_bound=facts.second_moment_bound,
             )
             loss_sum += loss.item()
-            if not math.isfinite(loss_sum):
-                raise FloatingPointError(f"loss {loss_sum} in learner step {self.step + 1}; restart from a checkpoint")
             parts.append(statistics)
             entropy_sum += float(torch.where(inputs.mask_BT, entropy_BK.detach(), 0.0).sum())
             self._model.backward(loss)
-        return loss_sum, entropy_sum / minibatch.num_tokens, sum(parts[1:], parts[0])
+        loss_sum, entropy_sum = summed_numbers(self._ranks, loss_sum, entropy_sum)
+        # Of the whole minibatch, so that all ranks stop where one of them finds it.
+        if not math.isfinite(loss_sum):
+            raise FloatingPointError(f"loss {loss_sum} in learner step {self.step + 1}; restart from a checkpoint")
+        whole = summed_statistics(self._ranks, sum(parts[1:], parts[0]))
+        return loss_sum, entropy_sum / minibatch.num_tokens, whole
 
     def _inputs(self, microbatch: Microbatch, facts: FirstPass) -> tuple[LossInputs, Tensor]:
         """A microbatch as the maths sees it, with a fresh forward pass, and the entropy."""

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from stream_grpo.learner.batching import Microbatch, Scored, make_train_batch
 from stream_grpo.learner.first_pass import tensors_of
 from stream_grpo.learner.forward import Distribution, logits, shared_logits
-from stream_grpo.learner.shared_prompts import PADDING, cost, pays, share, shared_prompts
+from stream_grpo.learner.shared_prompts import PADDING, SharedPrompts, cost, pays, share, shared_prompts
 from stream_grpo.types import Rollout, RolloutGroup
 from tests.learner.conftest import make_group, make_rollout
 
@@ -36,19 +36,26 @@ def microbatches(
     return batch.minibatches[0].microbatches
 
 
+def rows_of(micro: Microbatch) -> SharedPrompts | None:
+    if micro.row_B is None:
+        return None
+    return shared_prompts(micro.token_ids_BT, micro.lengths_B, micro.num_prompt_B, micro.row_B)
+
+
 def test_a_row_is_a_prompt_and_its_responses(rollout: MakeRollout, group: MakeGroup) -> None:
     g = group("g", [rollout([7, 8], [1, 2, 3], 1.0), rollout([7, 8], [4], 0.0)])
     (micro,) = microbatches([g], CHEAP)
-    assert micro.prompts is not None
+    prompts = rows_of(micro)
+    assert prompts is not None
     # 2 + 3 + 1 tokens instead of 2 x 5; positions of the second response go on from the prompt's.
-    assert micro.prompts.token_ids_RL.tolist() == [[7, 8, 1, 2, 3, 4]]
-    assert micro.prompts.position_ids_RL.tolist() == [[0, 1, 2, 3, 4, 2]]
-    assert micro.prompts.part_RL.tolist() == [[0, 0, 1, 1, 1, 2]]
+    assert prompts.token_ids_RL.tolist() == [[7, 8, 1, 2, 3, 4]]
+    assert prompts.position_ids_RL.tolist() == [[0, 1, 2, 3, 4, 2]]
+    assert prompts.part_RL.tolist() == [[0, 0, 1, 1, 1, 2]]
     # From the token after the last of the prompt on: 1, 2, 3 come after columns 1, 2, 3, and 4 after column 1.
-    before = micro.prompts.before(micro.lengths_B, first=1)
+    before = prompts.before(micro.lengths_B, first=1)
     assert before[0].tolist() == [1, 2, 3]
     assert before[1, :1].tolist() == [1]
-    assert micro.prompts.sees()[0].astype(int).tolist() == [
+    assert prompts.sees()[0].astype(int).tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0],
@@ -75,11 +82,11 @@ def test_what_attention_costs_decides() -> None:
 
 def test_prompts_are_not_shared_where_that_does_not_pay(rollout: MakeRollout, group: MakeGroup) -> None:
     g = group("g", [rollout([7, 8], [1, 2, 3], 1.0), rollout([7, 8], [4], 0.0)])
-    assert all(micro.prompts is None for micro in microbatches([g], None))
+    assert all(micro.row_B is None for micro in microbatches([g], None))
     # 6 (1 + 6 c) against 2 x 5 (1 + 5 c): cheaper below c = 4 / (50 - 36), so never here; 6 of 10 tokens.
-    assert microbatches([g], 0.2)[0].prompts is not None
+    assert microbatches([g], 0.2)[0].row_B is not None
     # A single response has nothing to share with.
-    assert microbatches([group("h", [rollout([7, 8], [1], 1.0)])], CHEAP)[0].prompts is None
+    assert microbatches([group("h", [rollout([7, 8], [1], 1.0)])], CHEAP)[0].row_B is None
 
 
 @st.composite
@@ -98,7 +105,7 @@ def groups_drawn(draw: st.DrawFn) -> list[RolloutGroup]:
 def test_every_sequence_is_there_once_and_rows_are_bounded(groups: list[RolloutGroup], tokens: int) -> None:
     found, longest = [], max(len(r.token_ids) for g in groups for r in g.rollouts)
     for micro in microbatches(groups, CHEAP, tokens):
-        prompts = micro.prompts
+        prompts = rows_of(micro)
         for index, length in enumerate(micro.lengths_B.tolist()):
             ids = micro.token_ids_BT[index, :length].tolist()
             found.append(ids)
@@ -121,9 +128,10 @@ def test_padding_sees_something(rollout: MakeRollout, group: MakeGroup) -> None:
     long = group("l", [rollout([1], [2, 3, 4], 1.0), rollout([1], [5, 6, 7], 0.0)])
     short = group("s", [rollout([1, 2, 3], [5], 1.0), rollout([1, 2, 3], [6], 0.0)])
     (micro,) = microbatches([long, short], CHEAP)
-    assert micro.prompts is not None
-    assert (micro.prompts.part_RL == PADDING).any()
-    assert micro.prompts.sees().any(axis=2).all()
+    prompts = rows_of(micro)
+    assert prompts is not None
+    assert (prompts.part_RL == PADDING).any()
+    assert prompts.sees().any(axis=2).all()
 
 
 def gpt2() -> Any:
@@ -167,7 +175,8 @@ def test_logprobs_entropy_and_gradients_are_those_of_the_sequences(
         group("b", [drawn([9, 2], n) for n in (5, 2, 9, 3)]),
     ]
     (micro,) = microbatches(groups, CHEAP)
-    assert micro.prompts is not None
+    prompts = rows_of(micro)
+    assert prompts is not None
     tensors = tensors_of(micro, torch.device("cpu"))
     assert tensors.shared is not None
     ids_BK = tensors.token_ids_BT[:, -tensors.num_last :]
@@ -197,6 +206,6 @@ def test_logprobs_entropy_and_gradients_are_those_of_the_sequences(
 
 def test_a_layout_is_made_of_what_it_is_given() -> None:
     ids = np.array([[5, 6, 1, 0], [5, 6, 2, 3]])
-    layout = shared_prompts(ids, np.array([3, 4]), np.array([2, 2]), [[1, 0]])
-    assert layout.token_ids_RL.tolist() == [[5, 6, 2, 3, 1]]
-    assert layout.start_B.tolist() == [4, 2]
+    layout = shared_prompts(ids, np.array([3, 4]), np.array([2, 2]), np.array([0, 0]))
+    assert layout.token_ids_RL.tolist() == [[5, 6, 1, 2, 3]]
+    assert layout.start_B.tolist() == [2, 3]

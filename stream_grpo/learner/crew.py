@@ -1,0 +1,206 @@
+"""The ranks of the learner as one torch.distributed world, and how rank 0 tells the others what to do.
+
+Commands and shares go as bytes over a gloo group of their own: JSON and safetensors, never a pickle. Each rank notes in
+a store of files when it leaves; whoever loses a peer reads there who is missing. A store of files needs no process that
+would have to be alive for it.
+
+N values of a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stream_grpo.errors import RankError
+
+ROLL_CALL_S = 5.0
+"""How long a rank that lost another waits for the others to say that they have lost one too."""
+DISMISS = "dismiss"
+"""The command that is the last."""
+_WAIT = "wait for rank 0"
+
+
+class Command(NamedTuple):
+    """What rank 0 wants of the others."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+class Crew:
+    """This process's place among the ranks. `Ranks` of a learner step."""
+
+    def __init__(self, rank: int, num_ranks: int, rendezvous: Path, *, timeout_s: float, idle_timeout_s: float) -> None:
+        """Join: returns once all ranks are there. `rendezvous` is a file that no other crew uses.
+
+        `timeout_s` bounds every call that all ranks make together, `idle_timeout_s` the wait for a command. Raises
+        RankError naming who is missing.
+        """
+        self.rank, self.num_ranks = rank, num_ranks
+        self.doing = "join"
+        """What this rank is at; empty while it waits for a command."""
+        self._orders: dist.ProcessGroup | None = None
+        self._has_left = False
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ["LOCAL_RANK"] = str(rank)
+        rendezvous.parent.mkdir(parents=True, exist_ok=True)
+        self._timeout_s, self._idle_timeout_s = timeout_s, idle_timeout_s
+        self._notes = _file_store(f"{rendezvous}.notes", num_ranks)
+        store = _file_store(str(rendezvous), num_ranks)
+        with self.call("join"):
+            dist.init_process_group(
+                "gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=timeout_s)
+            )
+            self._orders = dist.new_group(backend="gloo", timeout=timedelta(seconds=idle_timeout_s))
+
+    # What rank 0 says and the others hear.
+
+    def order(self, name: str, **fields: Any) -> None:
+        """Have the other ranks make the same call. `fields` are what JSON holds."""
+        self._tell(json.dumps([name, fields]).encode())
+
+    def hand_out(self, shares: Sequence[bytes]) -> None:
+        """Give every other rank its bytes, those of rank 1 first."""
+        for rank, share in enumerate(shares, start=1):
+            dist.send(torch.tensor([len(share)]), rank, group=self._orders)
+            dist.send(_tensor(share), rank, group=self._orders)
+
+    def hear(self) -> Command:
+        """Wait for what rank 0 wants. Raises RankError where it is gone, or has wanted nothing for too long."""
+        with self.call(_WAIT):
+            self.doing = ""
+            name, fields = json.loads(self._told())
+        return Command(name, fields)
+
+    def take(self) -> bytes:
+        """This rank's bytes of `hand_out`."""
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, 0, group=self._orders)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        dist.recv(data, 0, group=self._orders)
+        return data.numpy().tobytes()
+
+    def dismiss(self) -> None:
+        """Let the others go, where this rank has not left them."""
+        if not self._has_left:
+            with self.call(DISMISS):
+                self.order(DISMISS)
+                self.meet()
+
+    def _tell(self, message: bytes) -> None:
+        dist.broadcast(torch.tensor([len(message)]), 0, group=self._orders)
+        dist.broadcast(_tensor(message), 0, group=self._orders)
+
+    def _told(self) -> bytes:
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(size, 0, group=self._orders)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(data, 0, group=self._orders)
+        return data.numpy().tobytes()
+
+    # What all ranks do together.
+
+    def summed(self, values: Tensor) -> Tensor:
+        """The sum over ranks of tensors of one shape and dtype."""
+        result = values.clone()
+        dist.all_reduce(result, dist.ReduceOp.SUM)
+        return result
+
+    def largest(self, values: Tensor) -> Tensor:
+        """The elementwise maximum over ranks of tensors of one shape and dtype."""
+        result = values.clone()
+        dist.all_reduce(result, dist.ReduceOp.MAX)
+        return result
+
+    def joined(self, values_N: Tensor) -> Tensor:
+        """The values of all ranks, rank by rank; each may have another number of them."""
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_ranks)]
+        dist.all_gather(counts, torch.tensor([len(values_N)]))
+        longest = int(max(counts))
+        padded = torch.zeros(longest, dtype=values_N.dtype)
+        padded[: len(values_N)] = values_N
+        rows = [torch.zeros_like(padded) for _ in counts]
+        dist.all_gather(rows, padded)
+        return torch.cat([row[: int(count)] for row, count in zip(rows, counts, strict=True)])
+
+    def meet(self) -> None:
+        """Return once every rank has called it."""
+        self.summed(torch.zeros(1))
+
+    # Who is missing.
+
+    @contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """While all ranks make one call. An error in it takes this rank out of the crew, and the others notice at once.
+
+        Raises RankError, naming who is missing, in place of the error that a lost peer is.
+        """
+        self.doing = name
+        try:
+            yield
+        except Exception as error:
+            if not _is_lost_peer(error):
+                self.leave(f"{type(error).__name__}: {error}")
+                raise
+            self.leave("")
+            raise RankError(self._missing(name)) from error
+        finally:
+            self.doing = ""
+
+    def leave(self, reason: str) -> None:
+        """Note that this rank goes, and why, and close its connections."""
+        self._has_left = True
+        self._notes.set(f"left/{self.rank}", reason)
+        self._orders = None  # a group that is held on to keeps its connections
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _missing(self, name: str) -> str:
+        """Who is to blame, in a sentence: ranks that failed, or else those that say nothing."""
+        others = [rank for rank in range(self.num_ranks) if rank != self.rank]
+        deadline = time.monotonic() + ROLL_CALL_S
+        while True:
+            left = {r: self._notes.get(f"left/{r}").decode() for r in others if self._notes.check([f"left/{r}"])}
+            failed = [f"rank {rank} failed with {reason}" for rank, reason in left.items() if reason]
+            silent = [rank for rank in others if rank not in left]
+            if failed or not silent or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        if failed:
+            cause = "; ".join(failed)
+        elif silent:
+            patience_s = self._idle_timeout_s if name == _WAIT else self._timeout_s
+            cause = f"{_ranks(silent)} died, or did not answer within {patience_s:g} s"
+        else:
+            cause = "the connections between them were lost"
+        return f"rank {self.rank} of {self.num_ranks} in {name!r}: {cause}"
+
+
+def _file_store(path: str, num_ranks: int) -> Any:
+    return dist.FileStore(path, num_ranks)  # type: ignore[attr-defined]
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _is_lost_peer(error: Exception) -> bool:
+    """Whether a collective failed, and not what was computed: gloo says so in the text of a plain RuntimeError."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and "gloo" in str(error).lower()

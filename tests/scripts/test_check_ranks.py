@@ -1,0 +1,27 @@
+"""`scripts/check_ranks` in short: ZeRO on two ranks is what one rank makes of the same batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import check_ranks
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_two_ranks_make_of_recorded_batches_what_one_makes(tmp_path: Path) -> None:
+    config = check_ranks.small_config(tmp_path)
+    assert check_ranks.record(tmp_path / "batches", check_ranks.drawn(4), 4) == 4
+    for found in check_ranks.compare(tmp_path, config, [1, 3], 2).values():
+        assert found.loss_gap <= check_ranks.MAX_LOSS_GAP
+        assert found.weight_gap <= check_ranks.MAX_WEIGHT_GAP
+        assert found.is_resumed_exactly
+
+
+def test_what_is_recorded_is_read_back_step_by_step(tmp_path: Path) -> None:
+    groups = [group for step in check_ranks.drawn(2) for group in step]
+    check_ranks.record(tmp_path, check_ranks.drawn(2), 2)
+    assert [path.parent.name for path in sorted(tmp_path.rglob("*")) if path.is_file()] == ["0000"] * 4 + ["0001"] * 4
+    assert len({group.group_id for group in groups}) == 8
