@@ -45,8 +45,6 @@ class Seen:
     """The newest learner steps, at most two windows of them."""
     parts: dict[str, Line] = field(default_factory=dict)
     """The newest status of every part."""
-    ends_with_signal: Mapping[str, int] = field(default_factory=dict)
-    """The ends of groups when one last came in with signal."""
     overrated_lowest: dict[str, float] = field(default_factory=dict)
     """By sampler."""
     heldout: Line | None = None
@@ -81,9 +79,9 @@ def no_signal(seen: Seen, limits: Alarms) -> Finding | None:
     num = buffer.get("groups_without_signal", 0)
     if num < limits.groups_without_signal:
         return None
-    since = Counter[str](buffer.get("ends", {})) - Counter[str](seen.ends_with_signal)
-    right, wrong = since["no_signal: all_right"], since["no_signal: all_wrong"]
-    sentence = f"{num} groups in a row had no signal: {right} all right, {wrong} all wrong"
+    causes = buffer.get("without_signal", {})
+    right, wrong = causes.get("all_right", 0), causes.get("all_wrong", 0)
+    sentence = f"{num:,} groups in a row had no signal: {right:,} all right, {wrong:,} all wrong"
     if right > wrong:
         return Finding(sentence, "the problems that are picked are solved: add harder ones, or end the run")
     return Finding(

@@ -86,12 +86,7 @@ class Alarms:
 
     def _note_status(self, line: Mapping[str, Any]) -> None:
         seen, part = self._seen, line["part"]
-        before = seen.parts.get(part, {})
         seen.parts[part] = line
-        if part == "buffer":
-            num = line.get("groups_without_signal", 0)
-            if num == 0 or num < before.get("groups_without_signal", 0):
-                seen.ends_with_signal = line.get("ends", {})
         hidden = (line.get("rewards") or {}).get("hidden") or {}
         if hidden.get("overrated") is not None and hidden["num_pairs"] >= MIN_PAIRS:
             lowest = seen.overrated_lowest.get(part, hidden["overrated"])

@@ -58,18 +58,14 @@ def test_steady_steps_raise_nothing() -> None:
 
 def test_no_signal_names_what_the_groups_were() -> None:
     watch = alarms(groups_without_signal=100)
-    lines = [
-        status("buffer", groups_without_signal=0, ends={"no_signal: all_right": 7}),
-        status("buffer", groups_without_signal=99, ends={"no_signal: all_right": 70, "no_signal: all_wrong": 36}),
-        status("buffer", groups_without_signal=100, ends={"no_signal: all_right": 71, "no_signal: all_wrong": 36}),
-    ]
-    (alarm,) = raised(watch, lines)
-    # 71 - 7 right ones since the last group with signal.
-    assert alarm.sentence == "100 groups in a row had no signal: 64 all right, 36 all wrong"
+    causes = {"all_right": 64, "all_wrong": 35, "invalid": 1}
+    assert raised(watch, [status("buffer", groups_without_signal=99, without_signal=causes)]) == []
+    (alarm,) = raised(watch, [status("buffer", groups_without_signal=100, without_signal=causes)])
+    assert alarm.sentence == "100 groups in a row had no signal: 64 all right, 35 all wrong"
     assert (alarm.name, alarm.step) == ("no_signal", 0)
     assert "solved" in alarm.cause
-    wrong = status("buffer", groups_without_signal=200, ends={"no_signal: all_wrong": 200})
-    assert "too hard" in raised(alarms(), [wrong, {**wrong, "groups_without_signal": 256}])[0].cause
+    wrong = status("buffer", groups_without_signal=256, without_signal={"all_wrong": 256})
+    assert "too hard" in raised(alarms(), [wrong])[0].cause
 
 
 def test_all_truncated_shows_in_batches_and_where_there_is_none() -> None:

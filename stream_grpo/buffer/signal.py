@@ -55,6 +55,11 @@ class SignalWatch:
         """Groups in a row without signal since the last one with it, or since the start."""
         return self._without.total()
 
+    @property
+    def causes(self) -> dict[str, int]:
+        """How many of these had each cause."""
+        return dict(self._without)
+
     def sentence(self) -> str:
         """The run of groups without signal in words, with its counts."""
         causes = ("all_right", "all_wrong", "same_reward", "invalid")

@@ -28,6 +28,7 @@ def figures(book: Book, journal: Journal) -> dict[str, Any]:
         "num_incomplete": journal.num_incomplete,
         "expected_share": book.signal.expected_share,
         "groups_without_signal": book.signal.num_without,
+        "without_signal": book.signal.causes,
         "outcomes": book.outbox.num_outcomes,
         "outcomes_acknowledged": book.outbox.num_acknowledged,
     }

@@ -134,6 +134,7 @@ BUFFER = figures(
     num_incomplete | records | cut by a crash, set aside at start
     expected_share | share | of groups that come in with signal, over the newest 256
     groups_without_signal | groups | in a row without signal
+    without_signal/* | groups | of these, by cause
     outcomes | outcomes | for the curator
     outcomes_acknowledged | outcomes | that it has
     """,

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stream_grpo import train
+from stream_grpo.config_file import parse
+from stream_grpo.console import Console
 from stream_grpo.dashboard.commands import LOOPBACK, PageBeside, address, dashboard, listen
 from stream_grpo.errors import ConfigError
 from tests.dashboard.runs import WrittenRun
@@ -74,3 +77,27 @@ def test_the_page_beside_a_run_answers_and_ends_when_it_is_told(tmp_path: Path) 
     port = int(url.rsplit(":", 1)[1].strip("/"))
     with pytest.raises(ConnectionRefusedError), socket.create_connection((LOOPBACK, port)):
         pass
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_training_serves_its_page_until_it_ends_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_wanted: bool
+) -> None:
+    calls = list[str]()
+
+    class Page:
+        def __init__(self, run_dir: Path, port: int, say: object) -> None:
+            calls.append(f"{run_dir.name} at {port}")
+
+        def stop(self) -> None:
+            calls.append("stopped")
+
+    monkeypatch.setattr(train, "PageBeside", Page)
+    tree = {
+        "model": {"path": "-"},
+        "run": {"name": "mine", "root": str(tmp_path)},
+        "tracking": {"dashboard": is_wanted, "dashboard_port": 7000},
+    }
+    with pytest.raises(KeyboardInterrupt), train._live_page(parse(tree, source="test"), Console()):
+        raise KeyboardInterrupt
+    assert calls == (["mine at 7000", "stopped"] if is_wanted else [])

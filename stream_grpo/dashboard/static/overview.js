@@ -58,7 +58,7 @@ function show(run) {
         first && first.pass_at_1 !== newest.pass_at_1 ? `; it began at ${percent(first.pass_at_1, 1)}` : ""))
       : h("p", { class: "score" }, h("span", {}, "not evaluated yet")),
     h("progress", { max: total || 1, value: run.step, "aria-label": "learner steps" }),
-    h("p", {}, h("span", { class: `state ${run.state}` }, STATES[run.state]), ` step ${count(run.step)}${total ? ` of ${count(total)}` : ""}`,
+    h("p", {}, h("span", { class: `state ${run.state}` }, run.state === "quiet" && !run.last_s ? "starting" : STATES[run.state]), ` step ${count(run.step)}${total ? ` of ${count(total)}` : ""}`,
       run.last_s ? `, ${duration(run.last_s - run.first_s)}` : "", eta === null ? "" : `, ${duration(eta)} left`),
     h("p", { class: "quiet" }, [
       settings.preset, `${number(settings.groups_per_step)} groups × ${number(settings.group_size)}`, `age ≤ ${number(settings.max_policy_age)}`,
