@@ -7,6 +7,7 @@ nothing is shifted here (`logprobs.token_logprobs` does that, once).
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -254,11 +255,12 @@ def _minibatch(
     attention_cost: float | None,
 ) -> Minibatch:
     rows = [row for group in trained for row in group]
-    units, widths = _units(rows, microbatch_tokens, attention_cost)
+    max_scores = microbatch_tokens * max((len(row.rollout.token_ids) for row in rows), default=0)
+    units, widths = _units(rows, microbatch_tokens, max_scores, attention_cost)
     packs = [
         (rank, [units[dealt[i]] for i in indices])
         for rank, dealt in enumerate(deal(widths, num_ranks))
-        for indices in pack([widths[i] for i in dealt], microbatch_tokens)
+        for indices in pack([widths[i] for i in dealt], microbatch_tokens, max_scores)
     ]
     return Minibatch(
         microbatches=tuple(_microbatch(rows, together, rank, sampled_by) for rank, together in packs),
@@ -270,16 +272,23 @@ def _minibatch(
 
 
 def _units(
-    rows: Sequence[Trained], microbatch_tokens: int, attention_cost: float | None
+    rows: Sequence[Trained], microbatch_tokens: int, max_scores: int, attention_cost: float | None
 ) -> tuple[list[list[int]], list[int]]:
-    """Which sequences are computed as one row, and the tokens of each row: single ones unless sharing prompts pays."""
+    """Which sequences are computed as one row, and the tokens of each row: single ones unless sharing prompts pays.
+
+    The attention scores of a block, rows x length^2, are no more than single sequences may have: its memory grows with
+    them too.
+    """
     single = [[i] for i in range(len(rows))], [len(row.rollout.token_ids) for row in rows]
     if attention_cost is None:
         return single
     prompts = [tuple(row.rollout.token_ids[: row.rollout.num_prompt_tokens].tolist()) for row in rows]
-    shared = share(prompts, single[1], max_tokens=microbatch_tokens)
+    shared = share(prompts, single[1], max_tokens=min(microbatch_tokens, math.isqrt(max_scores)))
     shared_cost, single_cost = (
-        cost(((len(one), widths[one[0]]) for one in pack(widths, microbatch_tokens)), attention_cost=attention_cost)
+        cost(
+            [(len(one), widths[one[0]]) for one in pack(widths, microbatch_tokens, max_scores)],
+            attention_cost=attention_cost,
+        )
         for _, widths in (shared, single)
     )
     return shared if pays(shared_cost, single_cost) else single
@@ -311,15 +320,18 @@ def with_shuffled_rewards(group: RolloutGroup, seed: int) -> RolloutGroup:
     return replace(group, rollouts=tuple(rollouts))
 
 
-def pack(lengths: Sequence[int], microbatch_tokens: int) -> list[list[int]]:
+def pack(lengths: Sequence[int], microbatch_tokens: int, max_scores: float = math.inf) -> list[list[int]]:
     """Cut sequences into packs whose padded size, count x longest, is at most `microbatch_tokens`.
 
+    Their attention scores, count x longest^2, are at most `max_scores`.
     Longest first, so that little is padding and memory runs out at once or not at all; equal lengths keep their
     order. A sequence longer than the budget is a pack of its own.
     """
     packs: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if packs and (len(packs[-1]) + 1) * lengths[packs[-1][0]] <= microbatch_tokens:
+        longest = lengths[packs[-1][0]] if packs else 0
+        num_tokens = (len(packs[-1]) + 1) * longest if packs else 0
+        if packs and num_tokens <= microbatch_tokens and num_tokens * longest <= max_scores:
             packs[-1].append(index)
         else:
             packs.append([index])

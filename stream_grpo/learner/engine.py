@@ -35,7 +35,16 @@ from stream_grpo.algo.recipe import Recipe
 from stream_grpo.config import Learner
 from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.batching import pack
-from stream_grpo.learner.forward import PLAIN, Distribution, Shared, logits, on_device, shared_logits, with_fp32_head
+from stream_grpo.learner.forward import (
+    PLAIN,
+    Distribution,
+    Shared,
+    has_windows,
+    logits,
+    on_device,
+    shared_logits,
+    with_fp32_head,
+)
 from stream_grpo.learner.layout import Layout, check_layout, write_layout
 from stream_grpo.learner.reference import Reference
 from stream_grpo.learner.shared_prompts import shared_prompts
@@ -94,8 +103,10 @@ class LearnerEngine:
         """By the multiplications of a forward pass; None for a model whose attention does not take our mask."""
         config: Any = self._module.config
         text, weight = config.get_text_config(), self._module.get_input_embeddings().weight  # type: ignore[operator]
-        num_tied = 0 if text.tie_word_embeddings else getattr(weight, "ds_numel", weight.numel())
-        num_weights = sum(getattr(p, "ds_numel", p.numel()) for p in self._module.parameters()) - num_tied
+        if has_windows(text):
+            return None
+        num_looked_up = 0 if text.tie_word_embeddings else getattr(weight, "ds_numel", weight.numel())
+        num_weights = sum(getattr(p, "ds_numel", p.numel()) for p in self._module.parameters()) - num_looked_up
         if (gap := self._gap_of_shared_prompts()) > _SHARED_TOLERANCE[self._dtype]:
             _log.warning(
                 "learner.share_prompts has no effect: logprobs of this model move by %.1e where rollouts share their "

@@ -98,6 +98,14 @@ def on_device(prompts: SharedPrompts, lengths_B: NDArray[np.int64], first: int, 
     return Shared(ids_RL, positions_RL, sees_RLL, row_B, at_BJ, first)
 
 
+def has_windows(model_config: Any) -> bool:
+    """Whether any layer sees a part of the sequence alone: such a layer takes our mask in place of its window."""
+    kinds = getattr(model_config, "layer_types", None)
+    if kinds is not None:
+        return any(kind != "full_attention" for kind in kinds)
+    return bool(getattr(model_config, "sliding_window", None))
+
+
 def shared_logits(model: Callable[..., Any], shared: Shared, dtype: torch.dtype) -> Tensor:
     """[R, L - first, V] logits of rows that share prompts. The model's attention takes a mask of four dimensions."""
     hidden = torch.zeros(shared.sees_RLL.shape, dtype=dtype, device=shared.sees_RLL.device)

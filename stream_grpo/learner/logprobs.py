@@ -40,10 +40,11 @@ def logprobs_at(logits_RLV: Tensor, row_B: Tensor, at_BJ: Tensor, token_ids_BJ: 
 
 def entropy_at(logits_RLV: Tensor, row_B: Tensor, at_BJ: Tensor, temperature: float) -> Tensor:
     """Entropy in nats of the distributions at [row, at], [B, J]."""
-    num_rows = max(1, _CHUNK_ELEMENTS // logits_RLV[0].numel())
-    starts = range(0, len(logits_RLV), num_rows)
-    parts = [_entropy(_scaled(logits_RLV[start : start + num_rows], temperature)) for start in starts]
-    return torch.cat(parts)[row_B.unsqueeze(1), at_BJ]
+    num_rows, length, vocab_size = logits_RLV.shape
+    logits_NV, num_tokens = logits_RLV.reshape(-1, vocab_size), max(1, _CHUNK_ELEMENTS // vocab_size)
+    starts = range(0, len(logits_NV), num_tokens)
+    parts = [_entropy(_scaled(logits_NV[start : start + num_tokens], temperature)) for start in starts]
+    return torch.cat(parts).reshape(num_rows, length)[row_B.unsqueeze(1), at_BJ]
 
 
 def token_entropy(logits_BTV: Tensor, token_ids_BT: Tensor, temperature: float) -> Tensor:

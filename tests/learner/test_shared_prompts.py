@@ -10,11 +10,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+)
 
 from stream_grpo.learner.batching import Microbatch, Scored, make_train_batch
 from stream_grpo.learner.first_pass import tensors_of
-from stream_grpo.learner.forward import Distribution, logits, shared_logits
+from stream_grpo.learner.forward import Distribution, has_windows, logits, shared_logits
 from stream_grpo.learner.shared_prompts import PADDING, SharedPrompts, cost, pays, share, shared_prompts
 from stream_grpo.types import Rollout, RolloutGroup
 from tests.learner.conftest import make_group, make_rollout
@@ -209,3 +218,32 @@ def test_a_layout_is_made_of_what_it_is_given() -> None:
     layout = shared_prompts(ids, np.array([3, 4]), np.array([2, 2]), np.array([0, 0]))
     assert layout.token_ids_RL.tolist() == [[5, 6, 1, 2, 3]]
     assert layout.start_B.tolist() == [2, 3]
+
+
+def test_a_block_has_no_more_attention_scores_than_single_sequences_may_have(
+    rollout: MakeRollout, group: MakeGroup
+) -> None:
+    # 100 tokens a block and sequences of 10: 1,000 scores, rows of 31 tokens at most. 4 + 4 x 6 = 28, then 4 + 2 x 6.
+    g = group("g", [rollout([1, 2, 3, 4], [5] * 6, 1.0) for _ in range(6)])
+    found = [shape_of(micro) for micro in microbatches([g], CHEAP, tokens=100)]
+    assert found == [(1, 28), (1, 16)]  # 2 x 28^2 would be 1,568
+
+
+def shape_of(micro: Microbatch) -> tuple[int, int]:
+    rows = rows_of(micro)
+    assert rows is not None
+    return rows.token_ids_RL.shape[0], rows.token_ids_RL.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "has"),
+    [
+        (LlamaConfig(), False),
+        (MistralConfig(sliding_window=4096), True),
+        (MistralConfig(sliding_window=None), False),
+        (Qwen2Config(use_sliding_window=False), False),
+        (Gemma3TextConfig(), True),
+    ],
+)
+def test_a_model_with_windows_shares_no_prompts(config: PretrainedConfig, has: bool) -> None:
+    assert has_windows(config) == has
