@@ -491,6 +491,7 @@ def _complaints(config: Config) -> Iterable[str]:
     yield from _buffer_complaints(config.buffer)
     yield from _curator_complaints(config.curator)
     yield from _control_complaints(config)
+    yield from _guard_complaints(config.evaluation)
 
 
 def _curator_complaints(curator: Curator) -> Iterable[str]:
@@ -507,7 +508,10 @@ def _control_complaints(config: Config) -> Iterable[str]:
             "control.enabled = true with stream.max_policy_age = 0: the synchronous loop has no staleness to steer; "
             "use a larger max_policy_age, or control.enabled = false"
         )
-    names = [guard.name for guard in config.evaluation.guards]
+
+
+def _guard_complaints(evaluation: Evaluation) -> Iterable[str]:
+    names = [guard.name for guard in evaluation.guards]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         yield f"evaluation.guards: the name {twice[0]!r} is given twice; every guard needs a name of its own"
 

@@ -76,11 +76,11 @@ def report_lines(summary: Mapping[str, Any]) -> list[str]:
     if not powers:
         return []
     pass_at_k = [
-        f"@{k} {_percent(row['value'])} to {_percent(powers['after'][HEADLINE].get(k, row)['value'])}"
+        f"@{k} {_percent(row['value'])} to {_percent(powers['after'][HEADLINE].get(k, {}).get('value'))}"
         for k, row in powers["before"][HEADLINE].items()
     ]
     by_tokens = [
-        f"{label} {_percent(row['pass_at_1'])} to {_percent(lengths['after'].get(label, row)['pass_at_1'])}"
+        f"{label} {_percent(row['pass_at_1'])} to {_percent(lengths['after'].get(label, {}).get('pass_at_1'))}"
         for label, row in lengths["before"].items()
     ]
     return ["pass     " + ", ".join(pass_at_k), "lengths  in tokens before: " + ", ".join(by_tokens)]

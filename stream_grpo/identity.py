@@ -110,6 +110,8 @@ def identity(
         for section, values in config.model_dump(mode="json").items()
         if NOT_IN_IT.get(section, frozenset()) is not None
     }
+    if not config.control.enabled:
+        del chosen["control"]
     # Where a judge is and how fast it is asked decides nothing.
     chosen["rewards"]["http"] = {name: judge.rules() for name, judge in config.rewards.http.items()}
     return {

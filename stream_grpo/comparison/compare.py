@@ -186,7 +186,9 @@ def label_of(names: Sequence[str]) -> str:
 
 
 def _differs(first: Run, other: Run) -> tuple[str, ...]:
-    found = [f"{d.name} = {d.right}" for d in differences(first.identity, other.identity) if d.right is not None]
+    found = [
+        f"{d.name} = {'none' if d.right is None else d.right}" for d in differences(first.identity, other.identity)
+    ]
     more = (f"and {len(found) - MAX_SHOWN} more",) if len(found) > MAX_SHOWN else ()
     return (*found[:MAX_SHOWN], *more)
 

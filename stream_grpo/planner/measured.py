@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,18 +58,33 @@ class Compared(NamedTuple):
 
 
 def measure(run: Path) -> Measured:
-    """The figures of a run. Raises ConfigError for one that is too short."""
-    steps = [line for line in MetricsReader(run).new_lines() if line["event"] == "step"]
+    """The figures of a run. Raises ConfigError for one that is too short.
+
+    Time is counted between neighbouring steps of one branch: what a restart took, and what it made again, is left out.
+    """
+    steps = _kept(line for line in MetricsReader(run).new_lines() if line["event"] == "step")
     warmup = int(len(steps) * WARMUP_SHARE)
     if len(steps) < MIN_STEPS:
         raise ConfigError(f"{run}: {len(steps)} learner steps; to measure a rate, {MIN_STEPS} are needed")
-    first, rest = steps[warmup - 1], steps[warmup:]
-    seconds = rest[-1]["time_s"] - first["time_s"]
+    rest = steps[warmup:]
+    pairs = [(a, b) for a, b in pairwise(steps[warmup - 1 :]) if a["branch"] == b["branch"]]
+    seconds = math.fsum(b["time_s"] - a["time_s"] for a, b in pairs)
+    num_trained = sum(b["tokens"]["trained"] - a["tokens"]["trained"] for a, b in pairs)
     return Measured(
-        throughput=(rest[-1]["tokens"]["trained"] - first["tokens"]["trained"]) / max(seconds, 1e-9),
+        throughput=num_trained / max(seconds, 1e-9),
         age=math.fsum(step["age_mean"] for step in rest) / len(rest),
         num_steps=len(steps),
     )
+
+
+def _kept(steps: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Without those that a restore took back."""
+    kept: list[Mapping[str, Any]] = []
+    for step in steps:
+        while kept and kept[-1]["step"] >= step["step"]:
+            kept.pop()
+        kept.append(step)
+    return kept
 
 
 def compare(world: World, run: Path, cores: int) -> Compared:

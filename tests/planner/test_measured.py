@@ -22,7 +22,14 @@ def make_run(path: Path, num_steps: int, *, weights: str = "keep") -> Path:
     }
     (path / "config.toml").write_text(to_toml(parse(tree, "test")))
     lines = [
-        {"event": "step", "step": n, "time_s": 10.0 * n, "tokens": {"trained": 40 * n}, "age_mean": float(n % 2)}
+        {
+            "event": "step",
+            "step": n,
+            "branch": 0,
+            "time_s": 10.0 * n,
+            "tokens": {"trained": 40 * n},
+            "age_mean": float(n % 2),
+        }
         for n in range(1, num_steps + 1)
     ]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -35,6 +42,17 @@ def test_rates_and_ages_are_those_after_the_first_third(tmp_path: Path) -> None:
     assert (found.throughput, found.age, found.num_steps) == (4.0, 0.5, 9)
     with pytest.raises(ConfigError, match="5 learner steps; to measure a rate, 6 are needed"):
         measure(make_run(tmp_path / "short", 5))
+
+
+def test_a_restart_and_what_it_makes_again_are_left_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", 9)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    again = [json.loads(line) | {"branch": 1} for line in lines[6:]]
+    for number, line in enumerate(again):  # an hour later steps 7 to 9 are made again
+        line["time_s"] = 3700.0 + 10 * number
+    (run / "metrics.jsonl").write_text("".join(line + "\n" for line in (*lines, *map(json.dumps, again))))
+    # Of 3 to 6 and of 7 to 9: five differences of 40 tokens in 10 s.
+    assert measure(run) == measure(make_run(tmp_path / "other", 9))
 
 
 def test_a_prediction_is_over_the_same_steps_of_the_same_settings(tmp_path: Path) -> None:
