@@ -82,10 +82,10 @@ class Guard:
             rest = [(key, value) for key, value in request.query_params.multi_items() if key != "token"]
             answer = RedirectResponse(f"{request.url.path}{'?' if rest else ''}{urlencode(rest)}", 303)
             # Over plain HTTP too: the page has no certificate of its own.
-            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict", path="/")
+            answer.set_cookie(_cookie(request), self._token, httponly=True, samesite="strict", path="/")
             return answer
         scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-        given = credentials if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
+        given = credentials if scheme.lower() == "bearer" else request.cookies.get(_cookie(request), "")
         if self._is_token(given):
             return None
         return PlainTextResponse("the link of this page has a token, which this one lacks", 401)
@@ -93,3 +93,9 @@ class Guard:
     def _is_token(self, given: str) -> bool:
         assert self._token is not None
         return secrets.compare_digest(given.encode(), self._token.encode())
+
+
+def _cookie(request: Request) -> str:
+    """What the cookie is called: a browser keeps one of a name for all ports of a host, and each page has its token."""
+    _, port = request.scope.get("server") or (None, None)
+    return f"{COOKIE}-{port}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,30 +14,36 @@ from stream_grpo.dashboard.facts import Settings
 from stream_grpo.errors import ConfigError
 from stream_grpo.rollouts.missing import what_is_missing
 from stream_grpo.rollouts.text import plain
-from stream_grpo.rollouts.views import Filters, Groups, journal_of, newest_lines
+from stream_grpo.rollouts.views import Filters, groups_with, journal_of, newest_lines
 from stream_grpo.transport.codec import decode_group
 from stream_grpo.types import Forks, PolicyVersion, Rollout, policy_age
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text, special tokens included."""
 PAGE_GROUPS = 50
+LIST_S = 10.0
+"""What a list may take: a filter by reward reads the record of every group."""
 MAX_SPANS = 1000
 """Stretches of one response that are shown apart; what comes after is one more."""
 
 
-def groups_page(run_dir: Path, filters: Filters, limit: int = PAGE_GROUPS) -> dict[str, Any]:
-    """The newest groups that pass, the newest first, and what is missing of the journal.
+def groups_page(
+    run_dir: Path, filters: Filters, limit: int = PAGE_GROUPS, timer: Callable[[], float] = time.monotonic
+) -> dict[str, Any]:
+    """The newest groups that pass, the newest first; whether the time was over first; what is missing of the journal.
 
     Raises ConfigError where there is no journal, JournalError where it is damaged.
     """
     directory = journal_of(run_dir)
-    found = [plain(line) for line in newest_lines(directory, filters, limit)]
-    return {"groups": found[::-1], "missing": what_is_missing(directory)}
+    until = timer() + LIST_S
+    found = [plain(line) for line in newest_lines(directory, filters, limit, lambda: timer() > until)]
+    is_cut = len(found) < limit and timer() > until
+    return {"groups": found[::-1], "is_cut": is_cut, "missing": what_is_missing(directory)}
 
 
 def group_page(run_dir: Path, group_id: str, decode: Decode | None) -> dict[str, Any]:
     """One group with its text. Raises ConfigError where there is none of this id, JournalError for damage."""
-    groups = Groups(journal_of(run_dir))
+    groups = groups_with(journal_of(run_dir), group_id)
     view = groups.views.get(group_id)
     line = groups.line(view) if view else None
     if view is None or line is None:

@@ -126,9 +126,9 @@ class Thinned:
         """[K] over the rows that have the figure."""
         column = self.names.index(name)
         number = self._number[start:, column]
-        known = np.full(len(number), np.nan)
-        np.divide(self._sum[start:, column], number, out=known, where=number > 0)
-        return known
+        found: Floats = np.full(len(number), np.nan)
+        np.divide(self._sum[start:, column], number, out=found, where=number > 0)
+        return found
 
     def total(self, name: str, start: int = 0) -> Floats:
         """[K] sums."""

@@ -164,28 +164,46 @@ class Groups:
         except ValueError:
             return None
 
-    def lines(self, filters: Filters, *, newest_first: bool) -> Iterator[GroupLine]:
-        """The groups that pass the filters."""
+    def lines(
+        self, filters: Filters, *, newest_first: bool, is_over: Callable[[], bool] = lambda: False
+    ) -> Iterator[GroupLine]:
+        """The groups that pass the filters, as far as one gets before `is_over`."""
         views: Iterable[GroupView] = self.views.values()
         for view in reversed(list(views)) if newest_first else views:
+            if is_over():
+                return
             if filters.may_take(view) and (line := self.line(view)) and filters.takes(line):
                 yield line
 
 
-def newest_lines(directory: Path, filters: Filters, limit: int) -> list[GroupLine]:
-    """The newest groups that pass, at most `limit`, oldest first. Reads no more logs than that takes."""
+def newest_lines(
+    directory: Path, filters: Filters, limit: int, is_over: Callable[[], bool] = lambda: False
+) -> list[GroupLine]:
+    """The newest groups that pass, at most `limit`, oldest first, as far as one gets before `is_over`.
+
+    Reads no more logs than that takes.
+    """
     num_logs, num_there = 1, len(layout.logs(directory))
     while True:
         groups = Groups(directory, num_logs)
-        found = [line for line, _ in zip(groups.lines(filters, newest_first=True), range(limit), strict=False)]
-        if len(found) == limit or num_logs >= num_there:
+        lines = groups.lines(filters, newest_first=True, is_over=is_over)
+        found = [line for line, _ in zip(lines, range(limit), strict=False)]
+        if len(found) == limit or num_logs >= num_there or is_over():
             return found[::-1]
         num_logs *= 2
 
 
+def groups_with(directory: Path, group_id: str) -> Groups:
+    """The groups of so many of the newest logs that this one has come in under one of them; all where it has not."""
+    num_logs, num_there = 1, len(layout.logs(directory))
+    while group_id not in (groups := Groups(directory, num_logs)).views and num_logs < num_there:
+        num_logs *= 2
+    return groups
+
+
 def find(directory: Path, group_id: str) -> tuple[GroupLine, bytes]:
     """One group with its record. Raises ConfigError where there is none of this id."""
-    groups = Groups(directory)
+    groups = groups_with(directory, group_id)
     view = groups.views.get(group_id)
     line = groups.line(view) if view else None
     if view is None or line is None:

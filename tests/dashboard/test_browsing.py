@@ -44,6 +44,18 @@ def test_groups_come_newest_first_and_by_step_and_reward(run: Run) -> None:
     assert len(groups_page(run.path, Filters(max_reward=0.6))["groups"]) == 2
 
 
+def test_a_list_that_takes_too_long_is_cut_and_says_so(run: Run) -> None:
+    found = groups_page(run.path, Filters(min_reward=0.6), timer=iter([0.0, 0.0, 1e9, 1e9, 1e9]).__next__)
+    assert (len(found["groups"]), found["is_cut"]) == (1, True)
+
+
+def test_a_group_is_found_under_an_older_log(run: Run) -> None:
+    group_id = groups_page(run.path, Filters())["groups"][0]["group_id"]
+    run.begin_log()
+    run.begin_log()
+    assert group_page(run.path, group_id, letters)["group_id"] == group_id
+
+
 def test_a_group_that_is_not_there_is_named(run: Run) -> None:
     with pytest.raises(ConfigError, match="group g9: no such group"):
         group_page(run.path, "g9", None)

@@ -43,7 +43,7 @@ export class Rollouts {
     this.status.textContent = "Reading the journal…";
     const found = await ask(`/api/runs/${encodeURIComponent(this.run.value)}/groups?${query}`);
     if (found.error) { this.status.textContent = found.error; this.groups.replaceChildren(); return; }
-    this.status.textContent = [found.groups.length ? `The newest ${found.groups.length} groups that pass, the newest first.` : "No such group has come in, or its segment has left the disk.", ...found.missing].join(" ");
+    this.status.textContent = [found.groups.length ? `The newest ${found.groups.length} groups that pass, the newest first.` : "No such group has come in, or its segment has left the disk.", found.is_cut ? "Older ones were not looked at: that would have taken too long." : "", ...found.missing].join(" ");
     this.groups.replaceChildren(...found.groups.map((group) => this.row(this.run.value, group)));
   }
 
