@@ -152,7 +152,7 @@ def test_groups_go_from_ticket_to_trained(run: Callable[..., Running]) -> None:
     learner.checkpointed(PolicyVersion(0, 1))
     eventually(lambda: running.curator is not None and len(running.curator.outcomes) == 4)
     assert [outcome.sequence for outcome in running.curator.outcomes] == [0, 1, 2, 3]  # type: ignore[union-attr]
-    assert read_ledger(running.client()) | {"checkpoint_wanted": False} == ledger
+    assert read_ledger(running.client()) | {"checkpoint_wanted": False, "ends": {"trained": 2}} == ledger
 
 
 def test_an_acknowledged_group_is_in_the_journal_when_the_answer_arrives(run: Callable[..., Running]) -> None:
