@@ -152,6 +152,7 @@ def test_groups_go_from_ticket_to_trained(run: Callable[..., Running]) -> None:
     learner.checkpointed(PolicyVersion(0, 1))
     eventually(lambda: running.curator is not None and len(running.curator.outcomes) == 4)
     assert [outcome.sequence for outcome in running.curator.outcomes] == [0, 1, 2, 3]  # type: ignore[union-attr]
+    assert ledger["ends"] == {"trained": 2}
     assert read_ledger(running.client()) | {"checkpoint_wanted": False, "ends": {"trained": 2}} == ledger
 
 
