@@ -20,12 +20,12 @@ class Follower:
 
     def __init__(self, engine: LearnerEngine, step: TrainStep, crew: Crew) -> None:
         self._engine, self._step, self._crew = engine, step, crew
-        self._calls: Mapping[str, Callable[[dict[str, Any]], None]] = {
+        self._calls: Mapping[str, Callable[[dict[str, Any]], object]] = {
             "train": self._train,
             "kl_terms": self._kl_terms,
-            "probe": lambda fields: _drop(engine.probe_logprobs(fields["sequences"])),
-            "fingerprints": lambda fields: _drop(engine.fingerprints(fields["sequences"])),
-            "weights": lambda fields: _exhaust(engine.named_weights()),
+            "probe": lambda fields: engine.probe_logprobs(fields["sequences"]),
+            "fingerprints": lambda fields: engine.fingerprints(fields["sequences"]),
+            "weights": lambda fields: list(engine.named_weights()),  # empty here, but for taking part
             "save": self._save,
             "load": self._load,
         }
@@ -55,11 +55,3 @@ class Follower:
     def status(self) -> dict[str, Any]:
         """What the launcher shows; safe from another thread."""
         return {"rank": self._crew.rank, "doing": self._crew.doing}
-
-
-def _drop(result: Any) -> None: ...
-
-
-def _exhaust(items: Any) -> None:
-    for _ in items:
-        pass
