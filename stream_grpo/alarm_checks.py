@@ -6,7 +6,7 @@ A check that cannot tell, because its figures are missing or too few, finds noth
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 from typing import Any, NamedTuple
@@ -24,6 +24,10 @@ GROUPS_PER_DOMAIN = 32
 """An even share of the trained groups from which on a domain that has few can be told to starve."""
 USEFUL_RATES = (0.2, 0.8)
 """Success rates of a domain that the curator should sample from, far from solved and from too hard."""
+MIN_BLIND_STEPS = 8
+"""With tokens of older weights, or the whole window where that is shorter: fewer say nothing of a correction."""
+MIN_HELDOUT = 16
+"""Of a row of held-out scores: with fewer problems its interval says nothing, and of a single one it has no width."""
 MISMATCH_FACTOR = 1.5
 """Old weights show only where their mean |log ratio| is so many times the mismatch."""
 
@@ -45,6 +49,8 @@ class Seen:
     """The newest learner steps, at most two windows of them."""
     parts: dict[str, Line] = field(default_factory=dict)
     """The newest status of every part."""
+    curator_then: Line = field(default_factory=dict)
+    """The status of the curator at the newest learner step; before the first, its first."""
     overrated_lowest: dict[str, float] = field(default_factory=dict)
     """By sampler."""
     heldout: Line | None = None
@@ -101,11 +107,23 @@ def truncated(seen: Seen, limits: Alarms) -> Finding | None:
             f"{fmean(known):.0%} of the responses of the newest {len(known)} steps were cut off at the length limit",
             cause,
         )
-    curator = seen.parts.get("curator", {})
-    num, of_groups = curator.get("scored_groups", 0), curator.get("no_signal_share", {}).get("truncated", 0.0)
-    if num >= MIN_GROUPS and of_groups >= limits.truncated_share:
-        return Finding(f"in {of_groups:.0%} of {num} groups all was wrong and cut off at the length limit", cause)
+    # Where all groups are so, there is no further step. Counts are of the whole run: what a good start has gathered
+    # would hide a collapse.
+    now, then = seen.parts.get("curator", {}), seen.curator_then
+    num = now.get("scored_groups", 0) - then.get("scored_groups", 0)
+    num_cut = num_truncated(now) - num_truncated(then)
+    if num >= MIN_GROUPS and num_cut >= limits.truncated_share * num:
+        return Finding(
+            f"in {num_cut} of the {num} groups since the newest learner step all was wrong and cut off at the length "
+            f"limit",
+            cause,
+        )
     return None
+
+
+def num_truncated(curator: Line) -> int:
+    """Groups so far of which all was wrong and cut off, by a status of the curator."""
+    return int(curator.get("no_signal", {}).get("truncated", 0))
 
 
 def entropy(seen: Seen, limits: Alarms) -> Finding | None:
@@ -162,11 +180,11 @@ def idle_correction(seen: Seen, limits: Alarms) -> Finding | None:
     )
 
 
-def _blind(steps: Iterable[Line]) -> Finding | None:
+def _blind(steps: Sequence[Line]) -> Finding | None:
     """Tokens of older weights look like those of the learner's own, although publishes move the policy."""
     known = [step for step in steps if step.get("staleness") is not None and step.get("publish_movement") is not None]
     floors = [step["engine_mismatch"] for step in steps if step.get("engine_mismatch") is not None]
-    if not floors or len(known) < MIN_GROUPS // 4:
+    if not floors or len(known) < min(MIN_BLIND_STEPS, len(steps)):
         return None
     bound, largest = MISMATCH_FACTOR * fmean(floors), max(step["staleness"] for step in known)
     moved = fmean(step["publish_movement"] for step in known)
@@ -252,6 +270,8 @@ def heldout_drop(seen: Seen, limits: Alarms) -> Finding | None:
     if seen.heldout is None:
         return None
     for name, score in seen.heldout["heldout"].items():
+        if score.get("num_problems", 0) < MIN_HELDOUT:
+            continue
         best = seen.heldout_best.get(name)
         if best and score["high"] is not None and best["low"] is not None and score["high"] < best["low"]:
             return Finding(
@@ -276,3 +296,17 @@ CHECKS: Mapping[str, Check] = {
     "heldout_drop": heldout_drop,
 }
 """Every alarm by its name."""
+
+LOOKED_AT: Mapping[str, frozenset[str]] = {
+    "no_signal": frozenset({"buffer"}),
+    "truncated": frozenset({"step", "curator"}),
+    "entropy": frozenset({"step"}),
+    "mismatch": frozenset({"step"}),
+    "idle_correction": frozenset({"step"}),
+    "hidden_gap": frozenset({"sampler"}),
+    "reward_by_length": frozenset({"step"}),
+    "ledger": frozenset({"buffer"}),
+    "starving_domain": frozenset({"step", "curator"}),
+    "heldout_drop": frozenset({"evaluation"}),
+}
+"""The kinds of lines, as `registry.names.kind_of` tells them, without which nothing changes for an alarm."""

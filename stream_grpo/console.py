@@ -42,9 +42,12 @@ class Console:
         self._rich.print(text, markup=False)
 
     @contextmanager
-    def steps(self, total: int) -> Iterator[None]:
-        """While learner steps are made: keep a panel below the lines, where there is a terminal."""
-        self._num_steps, self._pace = total, PaceWatch(total)
+    def steps(self, total: int, *, max_tokens: int | None = None) -> Iterator[None]:
+        """While learner steps are made: keep a panel below the lines, where there is a terminal.
+
+        `max_tokens`: sampled for training, end the run before `total` steps.
+        """
+        self._num_steps, self._pace = total, PaceWatch(total, max_tokens=max_tokens)
         if not self._rich.is_terminal:
             yield
             return

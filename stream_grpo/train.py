@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from curator.wire import Client
-from stream_grpo.alarms import Alarms
+from stream_grpo.alarms import Alarms, SafeAlarms
 from stream_grpo.config import Config
 from stream_grpo.config_file import missing_files
 from stream_grpo.console import Console
@@ -125,11 +125,11 @@ class TrainingRun:
         self._reader = MetricsReader(config.run_dir)
         self._ages = AgeAccount()
         self._heldout_during: list[dict[str, Any]] = []
-        self._alarms = Alarms(config.alarms, config.model.dtype)
+        self._metrics = MetricsLog(config.run_dir, "launcher")
+        self._alarms = SafeAlarms(Alarms(config.alarms, config.model.dtype), self._warn)
         for line in self._reader.new_lines():  # a resumed run has shown its earlier steps already
             self._note(line)
             self._alarms.take(line)
-        self._metrics = MetricsLog(config.run_dir, "launcher")
         self._next_status_at = 0.0
         self._stall = StallWatch(config.stream.stall_timeout_s)
         self._launcher = Launcher(config, console.say)
@@ -150,8 +150,13 @@ class TrainingRun:
         self._train()
         facts = self._end()
         after = self._evaluate("after", self._config.run_dir / "model")
+        evaluation_tokens = sum(score.num_tokens for score in (*before, *after))  # those of guards too
         (before, guarded_before), (after, guarded_after) = split(before), split(after)
-        heldout = {**self._heldout(before, after), "heldout_during": self._heldout_during}
+        heldout = {
+            "evaluation_tokens": evaluation_tokens,
+            **self._heldout(before, after),
+            "heldout_during": self._heldout_during,
+        }
         guards = self._guards(guarded_before, guarded_after, facts["steps"])
         summary = {**heldout, **guards, **facts, "wall_s": time.time() - begun}
         self._sinks.finish(summary)
@@ -204,16 +209,13 @@ class TrainingRun:
         for name in (*self._ranks, *self._samplers):
             self._launcher.built(name)
         self._launcher.run(*self._ranks, *self._samplers)
-        with self._console.steps(self._config.run.num_steps):
+        run = self._config.run
+        with self._console.steps(run.num_steps, max_tokens=run.max_generated_tokens):
             self._launcher.supervise(*self._ranks, every_s=POLL_S, each_turn=self._each_turn)
             self._each_turn()
 
     def _each_turn(self) -> None:
-        for line in self._reader.new_lines():
-            self._note(line)
-            self._sinks.write(line)
-            for alarm in self._alarms.take(line):
-                self._metrics.write("alarm", alarm.as_fields())
+        self._pass_on()
         now = time.monotonic()
         if now < self._next_status_at:
             return
@@ -221,14 +223,22 @@ class TrainingRun:
         statuses = {
             name: self._launcher.status(name) for name in (*self._samplers, *self._ranks[1:], "buffer", "curator")
         }
-        for name, status in statuses.items():
-            self._metrics.write("status", {"part": name, **status})
         statuses["learner"] = self._launcher.status("learner")
-        if learner := {name: value for name, value in statuses["learner"].items() if name != "ledger"}:
-            self._metrics.write("status", {"part": "learner", **learner})
+        for name, status in statuses.items():
+            # The account is the buffer's to tell; a part that is being built has nothing to tell.
+            if told := {key: value for key, value in status.items() if name != "learner" or key != "ledger"}:
+                self._metrics.write("status", {"part": name, **told})
         moved = f"learner at step {self._ages.step}, buffer {statuses['buffer'].get('ledger')}"
         if sentence := self._stall.look(moved, [*who_waits(statuses), *self._launcher.silent()]):
             self._console.say(sentence)
+
+    def _pass_on(self) -> None:
+        """Give the new lines to all that follow them."""
+        for line in self._reader.new_lines():
+            self._note(line)
+            self._sinks.write(line)
+            for alarm in self._alarms.take(line):
+                self._metrics.write("alarm", alarm.as_fields())
 
     def _note(self, line: Mapping[str, Any]) -> None:
         """Keep what the summary says of a line of metrics."""
@@ -268,12 +278,12 @@ class TrainingRun:
         return as_dicts(summarize(scores, self._config.run.seed, self._config.evaluation.domains))
 
     def _guards(self, before: Sequence[ProblemScore], after: Sequence[ProblemScore], step: int) -> dict[str, Any]:
-        """What became of the guards, and an alarm of each that dropped, told at once."""
+        """What became of the guards, and an alarm of each that dropped, told at once to all sinks."""
         judged = judge(self._config.evaluation.guards, before, after, self._config.run.seed)
         dropped = alarms(judged, step)
         for alarm in dropped:
             self._metrics.write("alarm", alarm)
-            self._console.say(f"alarm: {alarm['sentence']}. {alarm['cause']}")
+        self._pass_on()
         return {"guards": judged, "guard_alarms": dropped}
 
     def _heldout(self, before: Sequence[ProblemScore], after: Sequence[ProblemScore]) -> dict[str, Any]:
@@ -283,7 +293,6 @@ class TrainingRun:
         chosen = set(self._config.evaluation.domains) or {score.domain for score in before}
         headline = [[score for score in scores if score.domain in chosen] for scores in (before, after)]
         return {
-            "evaluation_tokens": sum(score.num_tokens for score in (*before, *after)),
             "heldout_before": self._scores(before),
             "heldout_after": self._scores(after),
             "heldout_rise": paired_rise(headline[0], headline[1], self._config.run.seed).as_dict(),

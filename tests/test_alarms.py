@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_grpo.alarm_checks import CHECKS
-from stream_grpo.alarms import Alarm, Alarms
+from stream_grpo.alarm_checks import CHECKS, LOOKED_AT
+from stream_grpo.alarms import Alarm, Alarms, SafeAlarms
 from stream_grpo.config_alarms import Alarms as Limits
 
 RECORDED = Path(__file__).parent / "data" / "metrics_run.jsonl"
@@ -37,9 +37,11 @@ def status(part: str, **values: Any) -> dict[str, Any]:
     return {"event": "status", "part": part, **values}
 
 
-def evaluation(number: int, mean: float, low: float, high: float) -> dict[str, Any]:
-    score = {"pass_at_1": mean, "low": low, "high": high, "num_problems": 64}
-    return {"event": "evaluation", "step": number, "heldout": {"headline": score}}
+def evaluation(
+    number: int, mean: float, low: float, high: float, num_problems: int = 64, row: str = "headline"
+) -> dict[str, Any]:
+    score = {"pass_at_1": mean, "low": low, "high": high, "num_problems": num_problems}
+    return {"event": "evaluation", "step": number, "heldout": {row: score}}
 
 
 def raised(watch: Alarms, lines: Iterable[dict[str, Any]]) -> list[Alarm]:
@@ -72,9 +74,28 @@ def test_all_truncated_shows_in_batches_and_where_there_is_none() -> None:
     (alarm,) = raised(alarms(), (step(i, end_share={"length": 0.96}) for i in range(1, WINDOW)))
     assert (alarm.name, alarm.step) == ("truncated", WINDOW // 2)
     assert "96% of the responses of the newest 5 steps" in alarm.sentence
-    groups = status("curator", scored_groups=32, no_signal_share={"truncated": 1.0})
-    assert [alarm.name for alarm in raised(alarms(), [groups])] == ["truncated"]
-    assert raised(alarms(), [{**groups, "scored_groups": 31}]) == []
+
+
+def curator(num_scored: int, num_truncated: int) -> dict[str, Any]:
+    return status("curator", scored_groups=num_scored, no_signal={"all_right": 0, "truncated": num_truncated})
+
+
+def test_a_run_that_collapses_to_truncated_groups_makes_no_step_and_is_seen_all_the_same() -> None:
+    # A sound run of 10,000 groups; since its newest step 32 more came, 31 of them all wrong and cut off: 97%.
+    sound = [curator(0, 0), curator(10_000, 200), step(1)]
+    (alarm,) = raised(alarms(), [*sound, curator(10_032, 231)])
+    assert (alarm.name, alarm.step) == ("truncated", 1)
+    assert "in 31 of the 32 groups since the newest learner step" in alarm.sentence
+    for few in (curator(10_031, 231), curator(10_032, 230)):  # 31 groups; 30 of 32 are 94%
+        assert raised(alarms(), [*sound, few]) == []
+    # Those before the step no longer count, although no status was as new as the step.
+    assert raised(alarms(), [*sound, curator(10_016, 216), step(2), curator(10_032, 232)]) == []
+
+
+def test_truncated_groups_before_the_first_step_count_from_the_first_status() -> None:
+    assert [alarm.name for alarm in raised(alarms(), [curator(5, 0), curator(37, 32)])] == ["truncated"]
+    # A pool that an earlier run has left, and a curator that was started again and counts anew.
+    assert raised(alarms(), [curator(500, 500), curator(531, 531), status("curator"), curator(40, 40)]) == []
 
 
 def test_entropy_that_falls_fast() -> None:
@@ -113,6 +134,8 @@ def test_behavior_logprobs_that_are_not_the_samplers() -> None:
     (alarm,) = raised(alarms(), (step(i, **blind) for i in range(1, 11)))
     assert alarm.name == "idle_correction"
     assert "may not be the sampler's" in alarm.cause
+    # A window of 4 steps is enough where it is all there is.
+    assert [found.step for found in raised(alarms(window=4), (step(i, **blind) for i in range(1, 5)))] == [4]
     still = blind | {"publish_movement": 1.4e-4}
     assert raised(alarms(), (step(i, **still) for i in range(1, 11))) == []
 
@@ -167,6 +190,16 @@ def test_held_out_problems_that_are_forgotten() -> None:
     assert "fell to 55.0% (at most 65.0%), from 80.0% (at least 70.0%)" in alarm.sentence
 
 
+def test_a_row_of_few_held_out_problems_is_no_evidence() -> None:
+    # A domain of one problem, right once and then not: its intervals have no width.
+    def lines(num_problems: int) -> list[dict[str, Any]]:
+        found = ((10, 1.0, 1.0, 1.0), (20, 0.0, 0.0, 0.0))
+        return [evaluation(*figures, num_problems=num_problems, row="geometry") for figures in found]
+
+    assert raised(alarms(), lines(1)) == raised(alarms(), lines(15)) == []
+    assert [alarm.name for alarm in raised(alarms(), lines(16))] == ["heldout_drop"]
+
+
 def test_an_alarm_is_raised_once_and_again_only_after_a_window_without_it() -> None:
     watch = alarms()
     bad = {"end_share": {"length": 1.0}}
@@ -195,6 +228,10 @@ LINES = st.one_of(
         st.fixed_dictionaries({}, optional={name: VALUES for name in HEALTHY if name[:2] not in ("by", "en")}),
     ),
     st.builds(lambda part: {"event": "status", "part": part}, st.sampled_from(["buffer", "curator", "sampler-0"])),
+    st.builds(curator, st.integers(0, 200), st.integers(0, 200)),
+    st.builds(lambda num: status("buffer", groups_without_signal=num), st.integers(0, 500)),
+    st.builds(lambda closes: status("buffer", ledger={"closes": closes}), st.booleans()),
+    st.builds(evaluation, st.integers(1, 30), *[st.sampled_from([0.0, 0.5, 1.0])] * 3),
     st.just({"event": "warning", "source": "x", "message": "y"}),
 )
 
@@ -209,9 +246,29 @@ def test_lines_with_missing_figures_break_nothing_and_no_alarm_is_raised_twice_a
         assert watch.raised <= CHECKS.keys()
 
 
+@given(st.lists(LINES, max_size=60))
+def test_a_line_that_an_alarm_does_not_look_at_changes_nothing_for_it(lines: list[Any]) -> None:
+    everything = dict.fromkeys(CHECKS, frozenset({"step", "buffer", "curator", "sampler", "evaluation"}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stream_grpo.alarms.LOOKED_AT", everything)
+        wanted = raised(Alarms(Limits(window=4), "float32"), lines)
+    assert raised(Alarms(Limits(window=4), "float32"), lines) == wanted
+
+
+def test_a_check_that_fails_ends_the_alarms_and_not_the_run() -> None:
+    said: list[str] = []
+    watch = SafeAlarms(alarms(), said.append)
+    bad = {"end_share": {"length": 1.0}}
+    assert [alarm.name for i in range(1, 6) for alarm in watch.take(step(i, **bad))] == ["truncated"]
+    for i in range(6, 9):
+        assert watch.take(step(i, entropy=0.4, end_share={"length": "many"})) == []
+    assert said == ["alarms are off, the run goes on: TypeError: " + said[0].split(": ", 2)[2]]
+
+
 def test_every_alarm_is_on_the_page() -> None:
     page = (Path(__file__).parents[1] / "docs" / "alarms.md").read_text(encoding="utf-8")
-    assert [name for name in CHECKS if f"| `{name}` |" not in page] == []
+    assert [name for name in (*CHECKS, "guard:NAME") if f"| `{name}` |" not in page] == []
+    assert LOOKED_AT.keys() == CHECKS.keys()
     assert [name for name in Limits.model_fields if f"`{name}`" not in page] == []
 
 

@@ -13,9 +13,12 @@ from stream_grpo.config import Config
 from stream_grpo.config_file import parse
 from stream_grpo.console import Console
 from stream_grpo.errors import ConfigError, StallError
+from stream_grpo.evaluation import ProblemScore
 from stream_grpo.files import write_json
+from stream_grpo.guards import guarded_id
 from stream_grpo.learner.checkpoint import write_checkpoint
-from stream_grpo.train import refuse_finished
+from stream_grpo.metrics import MetricsLog, MetricsReader
+from stream_grpo.train import TrainingRun, refuse_finished
 from stream_grpo.types import PolicyVersion
 
 
@@ -120,3 +123,89 @@ def test_report_c28_a_run_that_cannot_go_on_stops_its_learner_which_leaves_a_che
     with pytest.raises(StallError, match="no batch for step 8"):
         training._run(config, 0.0, False, Console())
     assert fake_run.stopped == ["all"]
+
+
+class Told:
+    """In a launcher's place: the statuses that a test gives."""
+
+    def __init__(self, statuses: dict[str, dict[str, Any]]) -> None:
+        self._statuses = statuses
+
+    def status(self, name: str) -> dict[str, Any]:
+        return self._statuses[name]
+
+    def silent(self) -> list[str]:
+        return []
+
+
+class Sink:
+    """Keeps the lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def write(self, line: Any) -> None:
+        self.lines.append(line)
+
+    def finish(self, summary: Any) -> None: ...
+
+
+def unplaced(root: Path, **sections: dict[str, Any]) -> Config:
+    """A run whose folder is there, and nothing else."""
+    (root / "r").mkdir()
+    quiet = {"run": {"root": str(root), "name": "r"}, "tracking": {"wandb": "disabled"}}
+    return parse({"model": {"path": "m"}, **quiet, **sections}, "test")
+
+
+def test_a_part_that_is_being_built_has_no_status_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = unplaced(tmp_path)
+    run = TrainingRun(config, Console(), resume=False)
+    ledger = {"tokens": {"generated": 7}}
+    statuses = {
+        "sampler-0": {}, "buffer": {"ledger": ledger}, "curator": {"picks": 3}, "learner": {"ledger": ledger},
+    }  # fmt: skip
+    monkeypatch.setattr(run, "_launcher", Told(statuses))
+    run._each_turn()
+    # Nor has a learner of which nothing but the buffer's account is known.
+    assert [line["part"] for line in MetricsReader(config.run_dir).new_lines()] == ["buffer", "curator"]
+
+
+def test_a_resumed_run_whose_lines_an_alarm_cannot_read_goes_on_without_alarms(tmp_path: Path) -> None:
+    config = unplaced(tmp_path)
+    log = MetricsLog(config.run_dir, "launcher")
+    for _ in range(2):
+        log.write("status", {"part": "buffer", "groups_without_signal": "many"})
+    run = TrainingRun(config, Console(), resume=True)
+    sink = Sink()
+    run._sinks.open("kept", lambda: sink)
+    run._pass_on()
+    warnings = [line["message"] for line in MetricsReader(config.run_dir).new_lines() if line["event"] == "warning"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("alarms are off, the run goes on: TypeError")
+
+
+def scores(start: str, num_passed: int) -> list[ProblemScore]:
+    """Of 40 problems with 5 tokens each, 200 in all."""
+    return [
+        ProblemScore(problem_id=f"{start}{i}", domain="math", num_scored=8, num_passed=num_passed, num_tokens=5)
+        for i in range(40)
+    ]
+
+
+def test_a_guard_that_dropped_reaches_every_sink_and_its_tokens_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = unplaced(tmp_path, evaluation={"guards": [{"name": "prose", "files": ["g.jsonl"]}]})
+    run, sink = TrainingRun(config, Console(), resume=False), Sink()
+    run._sinks.open("kept", lambda: sink)
+    guard = guarded_id("prose", "")
+    found = {"before": [*scores("p", 4), *scores(guard, 8)], "after": [*scores("p", 6), *scores(guard, 2)]}
+    for name in ("_place", "_train"):
+        monkeypatch.setattr(run, name, lambda: None)
+    monkeypatch.setattr(run, "_end", lambda: {"steps": 9})
+    monkeypatch.setattr(run, "_evaluate", lambda when, model_dir: found[when])
+    summary = run.go(0.0)
+    assert [(line["name"], line["step"]) for line in sink.lines] == [("guard:prose", 9)]
+    # Before and after, 200 tokens of what is held out and 200 of the guard.
+    assert summary["evaluation_tokens"] == 800
+    assert summary["heldout_before"]["headline"]["num_problems"] == 40

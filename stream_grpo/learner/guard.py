@@ -47,7 +47,7 @@ class Guard:
         self._floor_sum, self._floor_tokens = 0.0, 0.0
         self._means: deque[float] = deque(maxlen=NUM_BATCHES)
         self.gaps: Gaps | None = None
-        """Of the last batch, before its first update; None before the first batch."""
+        """Of the present batch, before its first update; None until then, and of a batch without a trained token."""
 
     def published(self, version: PolicyVersion, checksum: str, movement: float | None) -> None:
         """Take note of a publish; `movement` is the mean |change| of the probe's logprobs since the one before."""
@@ -59,7 +59,11 @@ class Guard:
         return self._checksums.get(version, self._newest) != self._newest
 
     def check_logprobs(self, batch: TrainBatch) -> None:
-        """Raise CorrectionError where all behavior logprobs of a batch are one number: nothing was recorded."""
+        """Begin a step: raise CorrectionError where all behavior logprobs of its batch are one number.
+
+        Then nothing was recorded.
+        """
+        self.gaps = None
         microbatches = [m for minibatch in batch.minibatches for m in minibatch.microbatches]
         values = np.concatenate([np.zeros(0), *(m.behavior_logprobs_BT[m.mask_BT] for m in microbatches)])
         if values.size >= MIN_TOKENS and values.min() == values.max():

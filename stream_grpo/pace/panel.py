@@ -29,8 +29,15 @@ def panel(pace: Pace | None, num_steps: int) -> RenderableType:
     bar.add_column(ratio=1)
     bar.add_column(no_wrap=True)
     left = "" if pace.left_s is None else f"{clock(pace.left_s)} left"
-    bar.add_row(ProgressBar(total=max(1, pace.num_steps), completed=pace.step), left)
-    return Panel(Group(rows, bar), title=f"{pace.step} of {pace.num_steps} steps", title_align="left")
+    bar.add_row(ProgressBar(total=1.0, completed=pace.share_done), left)
+    return Panel(Group(rows, bar), title=_title(pace), title_align="left")
+
+
+def _title(pace: Pace) -> str:
+    """How far the run has come, towards both of its ends."""
+    if pace.max_tokens is None:
+        return f"{pace.step} of {pace.num_steps} steps"
+    return f"{pace.step} of at most {pace.num_steps} steps, {pace.num_tokens:,} of {pace.max_tokens:,} tokens"
 
 
 def clock(seconds: float) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from stream_grpo.pace.bottleneck import WINDOW_S, Shares, bottleneck
 
 Line = Mapping[str, Any]
+_GENERATED, _EVALUATION = (("ledger", "tokens", name) for name in ("generated", "evaluation"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +19,12 @@ class Pace:
 
     step: int
     num_steps: int
+    num_tokens: int
+    """Sampled for training so far."""
+    max_tokens: int | None
+    """So many end the run; None: steps alone do."""
     left_s: float | None
-    """To the last step, at the present pace."""
+    """To the last step or the last token, whichever is nearer at the present pace."""
     sampled_per_s: float
     """Tokens that reached the buffer, a second."""
     trained_per_s: float
@@ -33,13 +38,19 @@ class Pace:
     alarms: tuple[str, ...] = ()
     """The newest alarms, each with its step."""
 
+    @property
+    def share_done(self) -> float:
+        """Of the run, by steps or by tokens, whichever has come farther."""
+        by_tokens = self.num_tokens / self.max_tokens if self.max_tokens else 0.0
+        return min(1.0, max(self.step / max(1, self.num_steps), by_tokens))
+
 
 class PaceWatch:
     """Follows the lines of a run."""
 
-    def __init__(self, num_steps: int) -> None:
-        """`num_steps`: of the whole run."""
-        self._num_steps = num_steps
+    def __init__(self, num_steps: int, *, max_tokens: int | None = None) -> None:
+        """`num_steps` and `max_tokens`, sampled for training: of the whole run, which ends with either."""
+        self._num_steps, self._max_tokens = num_steps, max_tokens
         self._by_part: dict[str, deque[Line]] = {}
         self._steps: deque[Line] = deque()
         self._last: Line | None = None
@@ -72,12 +83,15 @@ class PaceWatch:
         last, buffers = self._last, self._by_part.get("buffer", deque())
         if last is None or len(buffers) < 2:
             return None
+        num_tokens = int((_at(buffers[-1], _GENERATED) or 0) - (_at(buffers[-1], _EVALUATION) or 0))
         tokens = {name: _rate(buffers, "ledger", "tokens", name) for name in ("generated", "trained")}
         parts = {name: last.get(f"age_{name}_mean", 0.0) for name in ("publish_lag", "in_flight", "in_queue")}
         return Pace(
             step=last["step"],
             num_steps=self._num_steps,
-            left_s=self._left_s(),
+            num_tokens=num_tokens,
+            max_tokens=self._max_tokens,
+            left_s=self._left_s(num_tokens),
             sampled_per_s=tokens["generated"],
             trained_per_s=tokens["trained"],
             queue={name: buffers[-1].get(name, 0) for name in ("in_flight", "buffered", "leased")},
@@ -90,11 +104,12 @@ class PaceWatch:
 
     def shares(self) -> Shares:
         """What both sides did in the last minute."""
-        samplers = [lines for lines in self._by_part.values() if "num_slots" in lines[-1]]
+        samplers = [lines for lines in self._by_part.values() if any("num_slots" in line for line in lines)]
         num = max(1, len(samplers))
-        causes = sorted({name for lines in samplers for name in lines[-1]["idle_s"]})
+        causes = sorted({name for lines in samplers for line in lines for name in line.get("idle_s", ())})
         learner = self._by_part.get("learner", ())
-        running = [min(1.0, line["num_running"] / line["num_slots"]) for lines in samplers for line in lines]
+        loads = [(line.get("num_running"), line.get("num_slots")) for lines in samplers for line in lines]
+        running = [min(1.0, taken / slots) for taken, slots in loads if taken is not None and slots]
         return Shares(
             learner_waited=_rate(learner, "waited_s"),
             learner_published=_rate(learner, "publish_s") + _rate(learner, "checkpoint_s"),
@@ -103,9 +118,16 @@ class PaceWatch:
             slots_taken=sum(running) / len(running) if running else 1.0,
         )
 
-    def _left_s(self) -> float | None:
-        num = self._steps[-1]["step"] - self._steps[0]["step"]
-        return (self._num_steps - self._steps[-1]["step"]) * _span_s(self._steps) / num if num else None
+    def _left_s(self, num_tokens: int) -> float | None:
+        """Seconds to the nearer end; None where neither pace is known."""
+        ends: list[float] = []
+        if num := self._steps[-1]["step"] - self._steps[0]["step"]:
+            ends.append((self._num_steps - self._steps[-1]["step"]) * _span_s(self._steps) / num)
+        buffers = self._by_part["buffer"]
+        per_s = _rate(buffers, *_GENERATED) - _rate(buffers, *_EVALUATION)
+        if self._max_tokens is not None and per_s > 0:
+            ends.append(max(0.0, (self._max_tokens - num_tokens) / per_s))
+        return min(ends, default=None)
 
 
 def _span_s(lines: Sequence[Line]) -> float:
@@ -113,15 +135,17 @@ def _span_s(lines: Sequence[Line]) -> float:
 
 
 def _rate(lines: Sequence[Line], *path: str) -> float:
-    """By how much a count grew a second, from the first to the last of the lines; 0 where that is not known."""
-    if len(lines) < 2 or not (span_s := _span_s(lines)):
+    """By how much a count grew a second, from the first to the last line that has it; 0 where that is not known."""
+    known = [line for line in lines if _at(line, path) is not None]
+    if len(known) < 2 or not (span_s := _span_s(known)):
         return 0.0
-    first, last = (_at(line, path) for line in (lines[0], lines[-1]))
+    first, last = (_at(line, path) or 0.0 for line in (known[0], known[-1]))
     return max(0.0, last - first) / span_s
 
 
-def _at(line: Line, path: tuple[str, ...]) -> float:
+def _at(line: Line, path: tuple[str, ...]) -> float | None:
+    """The number there; None in a line that lacks it."""
     value: Any = line
     for key in path:
-        value = value.get(key, 0.0)
-    return float(value)
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return None if value is None else float(value)

@@ -240,7 +240,9 @@ class SamplerProcess:
     def _take_tickets(self) -> None:
         """What the buffer says; the tickets of one answer ask the curator for their problems in one question."""
         idle = self._engine.num_unfinished == 0 and not self._questions.is_open
-        with self._idle("buffer" if idle else ""):
+        # With responses out the slots are empty because of their scores: their groups hold the tickets.
+        cause = "rewards" if self._scoring.num_open else "buffer"
+        with self._idle(cause if idle else ""):
             tickets, taken = self._buffer.poll(_IDLE_WAIT_S if idle else 0.0)
         is_owed = self._buffer.waits_for_tickets or self._buffer.num_unacknowledged > 0
         self._watch("the buffer to answer", is_owed and not tickets and not taken)

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from stream_grpo.registry.figure import FREE, Figure
 from stream_grpo.registry.names import fields_of, kind_of
+from stream_grpo.sinks.sink import is_of_one_problem
 
 PREFIX = "stream_grpo"
 LABELS = ("run", "part", "key")
@@ -49,11 +50,13 @@ class PrometheusSink:
         self._thread.join()
 
     def collect(self) -> Iterator[Metric]:
-        """Every registered figure of the newest lines."""
+        """Every registered figure of the newest lines, but for those of single problems."""
         gauges: dict[str, GaugeMetricFamily] = {}
         for (kind, part), line in list(self._newest.items()):
             for path, value, figure in fields_of(line):
                 if figure is None or isinstance(value, bool) or not isinstance(value, (int, float)):
+                    continue
+                if is_of_one_problem(path):
                     continue
                 free = [key for word, key in zip(figure.words, path, strict=True) if FREE in word]
                 name = "_".join([PREFIX, kind, *filter(None, map(_clean, figure.words))])

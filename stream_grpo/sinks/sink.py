@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -49,6 +49,11 @@ class Sinks:
 
 BY_PROBLEM = frozenset({"by_problem", "never_fresh", "problems"})
 """Figures of single problems: over weeks these would be as many names as the pool has problems."""
+
+
+def is_of_one_problem(path: Sequence[str]) -> bool:
+    """Whether a figure, by the keys that lead to it, is one of a single problem."""
+    return not BY_PROBLEM.isdisjoint(path[:-1])
 
 
 def numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

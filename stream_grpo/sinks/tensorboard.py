@@ -31,19 +31,22 @@ class TensorBoardSink:
         name = f"events.out.tfevents.{now_s:.0f}.{socket.gethostname()}.{os.getpid()}"
         self._file = (folder / name).open("wb")
         self._rows = Rows()
+        self._newest_s = now_s
+        """Unix time of the newest line."""
         self._write(_field(1, struct.pack("<d", now_s), kind=1) + _text(3, "brain.Event:2"))
 
     def write(self, line: Mapping[str, Any]) -> None:
         """The scalars that a line completes, at the newest learner step."""
+        self._newest_s = line["time_s"]
         if row := self._rows.take(line):
             step = int(row.get("heldout/step", self._rows.step))
-            self._write(event(line["time_s"], step, row))
+            self._write(event(self._newest_s, step, row))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary's numbers and close."""
+        """Write the summary's numbers, at the time of the newest line, and close."""
         if summary:
             row = {f"summary/{name}": value for name, value in numbers(summary)}
-            self._write(event(0.0, self._rows.step, row))
+            self._write(event(self._newest_s, self._rows.step, row))
         self._file.close()
 
     def _write(self, data: bytes) -> None:

@@ -146,6 +146,17 @@ def test_engine_mismatch_and_staleness_are_kept_apart() -> None:
     assert guard.gaps.staleness is None
 
 
+def test_a_step_without_a_trained_token_has_no_gaps_and_not_those_of_the_last_step(random_groups: Groups) -> None:
+    guard, model = published("a"), table()
+    groups = sampled_from(model, random_groups(8, 4, VOCAB, 1))
+    run(guard, model, groups)
+    assert guard.gaps is not None
+    empty = TrainBatch(minibatches=(), num_groups=8, num_left_out=32)
+    guard.check_logprobs(empty)
+    TrainStep(model, DECOUPLED, Learner(), group_size=4, max_new_tokens=8).run(empty, watch=guard.check_ratios)
+    assert guard.gaps is None
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_constant_logprobs_stop_the_run(value: float, random_groups: Groups) -> None:
     # Missing ones are filled with some constant; all-zero ones are the case seen most.

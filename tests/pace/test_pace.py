@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,41 @@ def test_a_part_that_was_started_again_counts_from_0() -> None:
     watch = watch_of([*lines_of(50), *again])
     assert watch.shares().learner_waited == pytest.approx(0.6)
     assert watch.shares().sampler_idle["buffer"] == pytest.approx(0.2)
+
+
+def test_a_line_that_lacks_figures_breaks_nothing_and_is_passed_over() -> None:
+    # What a part that is being built again may leave: its name alone.
+    bare = [
+        {"time_s": 50.5, "event": "status", "part": part} for part in ("sampler-0", "sampler-1", "buffer", "learner")
+    ]
+    for end in (51, 60, 100):
+        watch = watch_of([*lines_of(50), *bare, *lines_of(end, start=51)])
+        pace, shares = watch.now(), watch.shares()
+        assert pace is not None
+        assert shares.slots_taken in (0.5, 1.0)  # 1: of samplers nothing is known
+        assert pace.sampled_per_s in (0.0, pytest.approx(100.0))
+    assert pace.sampled_per_s == pytest.approx(100.0)
+    assert (shares.slots_taken, shares.sampler_idle["buffer"]) == (0.5, pytest.approx(0.2))
+
+
+def test_with_a_budget_of_tokens_the_nearer_end_counts() -> None:
+    # 100 tokens a second, 9,900 by now, 20 a second of them of evaluations: 80 a second and 7,920 count.
+    lines = lines_of(100)
+    for line in lines:
+        if line.get("part") == "buffer":
+            line["ledger"]["tokens"]["evaluation"] = 20 * int(line["time_s"])
+    ends = {10_000: 26.0, 7_000: 0.0, 1_000_000: 102.0}  # (10,000 - 7,920) / 80; spent; the 51 steps of 2 s are nearer
+    for budget, left_s in ends.items():
+        watch = PaceWatch(num_steps=100, max_tokens=budget)
+        for line in lines:
+            watch.take(line)
+        pace = watch.now()
+        assert pace is not None
+        assert (pace.num_tokens, pace.left_s) == (7_920, pytest.approx(left_s))
+        assert pace.share_done == pytest.approx(min(1.0, max(0.49, 7_920 / budget)))
+        console = Console(width=100, record=True, file=io.StringIO())
+        console.print(panel(pace, 100))
+        assert f"49 of at most 100 steps, 7,920 of {budget:,} tokens" in console.export_text()
 
 
 def test_there_is_no_pace_before_the_first_step_and_little_before_the_second() -> None:

@@ -66,6 +66,23 @@ def test_a_slow_score_holds_up_no_other_group(outside: Outside, tmp_path: Path) 
     assert (last.group_id, [r.reward.reward for r in last.rollouts]) == ("g0", [1.0, 1.0])
 
 
+def test_a_sampler_with_nothing_but_scores_under_way_waits_for_rewards(outside: Outside, tmp_path: Path) -> None:
+    outside.blocks = [[ticket("g0")]]
+    publish(tmp_path / "weights", 0)
+    scoring = LateScoring(lambda task_id: True)
+    running = Running(outside, tmp_path, FakeEngine(num_slots=8), make_scoring=scoring)
+    running.wait(lambda: len(scoring.held) == 2)
+    process = running.process
+    assert process is not None
+    before = process.status()["idle_s"]
+    running.wait(lambda: process.status()["idle_s"]["rewards"] > before["rewards"] + 0.02)
+    after = process.status()["idle_s"]
+    scoring.holds = lambda task_id: False
+    running.until(lambda: len(outside.groups) == 1)
+    assert after["rewards"] > before["rewards"] + 0.02
+    assert after["buffer"] == before["buffer"]
+
+
 def test_at_age_0_the_next_block_waits_for_the_scores_of_this_one(outside: Outside, tmp_path: Path) -> None:
     outside.blocks = [[ticket("g0"), ticket("g1")], [ticket("h0")]]
     publish(tmp_path / "weights", 0)

@@ -132,7 +132,9 @@ def test_tensorboard_gets_a_file_of_scalars_that_can_be_read_while_it_is_written
     assert b"\x10\x03" in step[:12]  # step 3
     assert b"\x10\x02" in heldout[:12]  # that of the weights that were evaluated
     sink.finish({"steps": 3, "tokens": {"trained": 10}})
-    assert b"summary/tokens/trained" in list(records(path.read_bytes()))[-1]
+    summary = list(records(path.read_bytes()))[-1]
+    assert b"summary/tokens/trained" in summary
+    assert summary[:9] == b"\x09" + struct.pack("<d", 8.0)  # at the time of the newest line
 
 
 def test_prometheus_finds_the_newest_figures_with_run_part_and_key() -> None:
@@ -150,6 +152,20 @@ def test_prometheus_finds_the_newest_figures_with_run_part_and_key() -> None:
     sink.finish({})
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(sink.address)
+
+
+def test_prometheus_leaves_out_figures_of_single_problems() -> None:
+    # A name for every problem of a pool would be too many; how many problems there are is one.
+    losses = {"requeued": 2, "never_fresh": {"p1": 1}, "by_problem": {"p1": {"num_lost": 3, "num_trained": 0}}}
+    sink = PrometheusSink("r", 0)
+    try:
+        sink.write({"time_s": 1.0, "event": "status", "part": "buffer", "ledger": {"losses": losses}})
+        sink.write({"time_s": 1.0, "event": "status", "part": "curator", "problems": 9})
+        gauges = {gauge.name: len(gauge.samples) for gauge in sink.collect()}
+    finally:
+        sink.finish({})
+    assert gauges.keys() >= {"stream_grpo_buffer_ledger_losses_requeued", "stream_grpo_curator_problems"}
+    assert not [name for name in gauges if "by_problem" in name or "never_fresh" in name]
 
 
 def configuration(tmp_path: Path, **tracking: Any) -> Config:
