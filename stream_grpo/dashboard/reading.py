@@ -19,6 +19,7 @@ from stream_grpo.dashboard.lines import (
     CuratorStatus,
     EvaluationLine,
     Follower,
+    LearnerStatus,
     Record,
     SamplerStatus,
     StepLine,
@@ -140,6 +141,8 @@ class RunReader:
                 self.flow.add_buffer(record)
             case SamplerStatus():
                 self.flow.add_sampler(record)
+            case LearnerStatus():
+                self.flow.add_learner(record)
             case EvaluationLine():
                 self._take_evaluation(record)
             case AlarmLine():

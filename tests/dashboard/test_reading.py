@@ -115,3 +115,16 @@ def test_events_named_inside_a_message_are_no_lines(run: WrittenRun) -> None:
     reader.follow()
     assert (reader.step, reader.num_warnings, reader.num_alarms) == (0, 1, 1)
     assert reader.alarms[0].sentence == "Nothing is learnt."
+
+
+def test_a_status_without_its_figures_gives_no_row_and_is_not_unreadable(run: WrittenRun) -> None:
+    run.step(1)
+    run.curator(seen=4)
+    run.write("status", part="curator")
+    run.write("status", part="curator", problems=10, domain_rates={})
+    for part in ("sampler-0", "learner", "buffer"):
+        run.write("status", part=part)
+    reader = RunReader(run.path)
+    reader.follow()
+    assert reader.pool.last("seen").tolist() == [4]
+    assert (reader.flow.as_fields()["sampler"]["num_samplers"], reader.follower.num_unreadable) == (0, 0)
