@@ -143,6 +143,7 @@ class EvaluationLine(_Line, gc=False):
     """Held-out problems, scored with the weights of a step; by domain, and the domains that were asked for."""
 
     step: int = 0
+    version: tuple[int, int] = (0, 0)
     heldout: dict[str, dict[str, Any]] = {}
 
 
