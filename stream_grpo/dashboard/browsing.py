@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stream_grpo.dashboard.facts import Settings
+from stream_grpo.dashboard.facts import Settings, Stamp, stamp_of
 from stream_grpo.errors import ConfigError
 from stream_grpo.rollouts.missing import what_is_missing
 from stream_grpo.rollouts.text import plain
-from stream_grpo.rollouts.views import Filters, Groups, journal_of, newest_lines
+from stream_grpo.rollouts.views import Filters, groups_with, journal_of, newest_lines
 from stream_grpo.transport.codec import decode_group
 from stream_grpo.types import Forks, PolicyVersion, Rollout, policy_age
 
@@ -36,7 +37,7 @@ def groups_page(run_dir: Path, filters: Filters, limit: int = PAGE_GROUPS) -> di
 
 def group_page(run_dir: Path, group_id: str, decode: Decode | None) -> dict[str, Any]:
     """One group with its text. Raises ConfigError where there is none of this id, JournalError for damage."""
-    groups = Groups(journal_of(run_dir))
+    groups = groups_with(journal_of(run_dir), group_id)
     view = groups.views.get(group_id)
     line = groups.line(view) if view else None
     if view is None or line is None:
@@ -119,16 +120,22 @@ def _as_ids(token_ids: Sequence[int]) -> str:
 
 def find_decoder(run_dir: Path) -> Decode | None:
     """How the tokenizer of a run reads tokens; None where there is no `tokenizer.json` of it."""
+    model = Settings.read(run_dir).model
+    for folder in (model, run_dir / "model"):
+        if folder is not None and (path := folder / "tokenizer.json").is_file():
+            return _decoder(path, stamp_of(path))
+    return None
+
+
+@lru_cache(maxsize=8)
+def _decoder(path: Path, stamp: Stamp) -> Decode | None:
+    """The decoder of a tokenizer's file, loaded once for each `stamp`: a large vocabulary takes a second."""
     try:
         from tokenizers import Tokenizer  # comes with the trainer, which the page does not need
     except ImportError:
         return None
-    model = Settings.read(run_dir).model
-    for folder in (model, run_dir / "model"):
-        if folder is not None and (folder / "tokenizer.json").is_file():
-            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
-    return None
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def filters_of(query: Mapping[str, str]) -> Filters:

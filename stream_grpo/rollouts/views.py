@@ -172,20 +172,36 @@ class Groups:
                 yield line
 
 
+def _backwards(directory: Path) -> Iterator[Groups]:
+    """The groups of the newest log, then of the two newest, the four newest, ...; at last those of all."""
+    num_logs, num_there = 1, len(layout.logs(directory))
+    while num_logs < num_there:
+        yield Groups(directory, num_logs)
+        num_logs *= 2
+    yield Groups(directory)
+
+
 def newest_lines(directory: Path, filters: Filters, limit: int) -> list[GroupLine]:
     """The newest groups that pass, at most `limit`, oldest first. Reads no more logs than that takes."""
-    num_logs, num_there = 1, len(layout.logs(directory))
-    while True:
-        groups = Groups(directory, num_logs)
+    found: list[GroupLine] = []
+    for groups in _backwards(directory):
         found = [line for line, _ in zip(groups.lines(filters, newest_first=True), range(limit), strict=False)]
-        if len(found) == limit or num_logs >= num_there:
-            return found[::-1]
-        num_logs *= 2
+        if len(found) == limit:
+            break
+    return found[::-1]
+
+
+def groups_with(directory: Path, group_id: str) -> Groups:
+    """The groups of so many of the newest logs as it takes to find one; of all where it is in none."""
+    for groups in _backwards(directory):
+        if group_id in groups.views:
+            break
+    return groups
 
 
 def find(directory: Path, group_id: str) -> tuple[GroupLine, bytes]:
     """One group with its record. Raises ConfigError where there is none of this id."""
-    groups = Groups(directory)
+    groups = groups_with(directory, group_id)
     view = groups.views.get(group_id)
     line = groups.line(view) if view else None
     if view is None or line is None:
