@@ -81,8 +81,8 @@ class Flow:
         names = ("busy_s", "stall_s", "num_tokens", "num_groups_done")
         window.add(line.time_s, {name: getattr(line, name) for name in names})
         self._samplers[line.part] = window, line
-        names = ("num_slots", "num_running", "busy_s", "stall_s", "idle_s")
-        self._watch.take(_as_line(line.part, line, names))
+        told = ("num_slots", "num_running", "busy_s", "stall_s", "idle_s")
+        self._watch.take(_as_line(line.part, line, told))
 
     def add_learner(self, line: LearnerStatus) -> None:
         """Take a status of the learner."""

@@ -111,8 +111,10 @@ def test_steps_of_many_minutes_at_once_leave_the_last_one_in_the_window() -> Non
 
 
 def sampler_line(part: str, time_s: float, busy_s: float, num_tokens: int) -> SamplerStatus:
-    counts = {"num_running": 1, "num_slots": 2, "num_groups_done": 0, "stall_s": 0.0}
-    return SamplerStatus(time_s=time_s, part=part, busy_s=busy_s, num_tokens=num_tokens, idle_s={}, **counts)
+    return SamplerStatus(
+        time_s=time_s, part=part, busy_s=busy_s, stall_s=0.0, idle_s={},
+        num_tokens=num_tokens, num_groups_done=0, num_running=1, num_slots=2,
+    )  # fmt: skip
 
 
 def test_samplers_are_summed_and_their_busy_shares_averaged() -> None:

@@ -125,7 +125,7 @@ def test_a_link_with_the_token_leaves_a_cookie_and_nothing_in_the_address(run: W
 
 def test_pages_on_two_ports_of_one_host_leave_each_other_their_cookies(run: WrittenRun) -> None:
     first, second = "http://host.example:8001", "http://host.example:8002"
-    jar = {}
+    jar = dict[str, str]()
     for url, token in ((first, TOKEN), (second, "u" * 43)):
         with page(run.path, token=token, url=url) as client:
             jar.update(client.get("/", params={"token": token}).cookies)
