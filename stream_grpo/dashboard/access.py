@@ -17,6 +17,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "stream-grpo-token"
+"""How the cookie's name begins. Its end is the port: browsers give a host's cookies to all of its ports, and each page
+has a token of its own."""
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -74,18 +76,19 @@ class Guard:
         """What is said instead of the page; None where it may be seen."""
         if self._token is None:
             # A name that another site has given this address: its scripts would read what the page shows.
-            host = request.headers.get("host", "").rpartition("@")[2]
-            name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
+            name, _ = _host_and_port(request)
             return None if is_loopback(name) else PlainTextResponse("not a name of this machine", 403)
+        cookie = f"{COOKIE}-{_host_and_port(request)[1]}"
         named = request.query_params.get("token")
         if named is not None and self._is_token(named):
             rest = [(key, value) for key, value in request.query_params.multi_items() if key != "token"]
             answer = RedirectResponse(f"{request.url.path}{'?' if rest else ''}{urlencode(rest)}", 303)
-            # Over plain HTTP too: the page has no certificate of its own.
-            answer.set_cookie(_cookie(request), self._token, httponly=True, samesite="strict", path="/")
+            # Over plain HTTP too: the page has no certificate of its own. Lax: a link in a chat or a wiki has to work,
+            # and a link is all that another site can make of it, since requests change nothing.
+            answer.set_cookie(cookie, self._token, httponly=True, samesite="lax", path="/")
             return answer
         scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-        given = credentials if scheme.lower() == "bearer" else request.cookies.get(_cookie(request), "")
+        given = credentials if scheme.lower() == "bearer" else request.cookies.get(cookie, "")
         if self._is_token(given):
             return None
         return PlainTextResponse("the link of this page has a token, which this one lacks", 401)
@@ -95,7 +98,9 @@ class Guard:
         return secrets.compare_digest(given.encode(), self._token.encode())
 
 
-def _cookie(request: Request) -> str:
-    """What the cookie is called: a browser keeps one of a name for all ports of a host, and each page has its token."""
-    _, port = request.scope.get("server") or (None, None)
-    return f"{COOKIE}-{port}"
+def _host_and_port(request: Request) -> tuple[str, str]:
+    """By what name and port the browser knows the page; no port where it is the usual one, or is no number."""
+    host = request.headers.get("host", "").rpartition("@")[2]
+    name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
+    port = host.removeprefix(name).removeprefix(":")
+    return name, port if port.isascii() and port.isdigit() else ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stream_grpo.dashboard.facts import Settings
+from stream_grpo.dashboard.facts import Settings, Stamp, stamp_of
 from stream_grpo.errors import ConfigError
 from stream_grpo.rollouts.missing import what_is_missing
 from stream_grpo.rollouts.text import plain
@@ -126,16 +127,22 @@ def _as_ids(token_ids: Sequence[int]) -> str:
 
 def find_decoder(run_dir: Path) -> Decode | None:
     """How the tokenizer of a run reads tokens; None where there is no `tokenizer.json` of it."""
+    model = Settings.read(run_dir).model
+    for folder in (model, run_dir / "model"):
+        if folder is not None and (path := folder / "tokenizer.json").is_file():
+            return _decoder(path, stamp_of(path))
+    return None
+
+
+@lru_cache(maxsize=8)
+def _decoder(path: Path, stamp: Stamp) -> Decode | None:
+    """The decoder of a tokenizer's file, loaded once for each `stamp`: a large vocabulary takes a second."""
     try:
         from tokenizers import Tokenizer  # comes with the trainer, which the page does not need
     except ImportError:
         return None
-    model = Settings.read(run_dir).model
-    for folder in (model, run_dir / "model"):
-        if folder is not None and (folder / "tokenizer.json").is_file():
-            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
-    return None
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def filters_of(query: Mapping[str, str]) -> Filters:

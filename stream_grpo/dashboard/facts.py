@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,10 @@ import numpy as np
 State = Literal["running", "quiet", "finished", "stopped"]
 QUIET_AFTER_S = 60.0
 """While it trains, a run writes a line every few seconds."""
-NUM_RESAMPLES = 1000
+NUM_RESAMPLES, PERCENTILES = 2000, (2.5, 97.5)
+HEADLINE = "headline"
+Stamp = tuple[int, int]
+"""Of a file: when it was written, in ns, and its bytes. Another content has another one."""
 _SETTINGS: tuple[tuple[str, str], ...] = (
     ("run", "num_steps"),
     ("stream", "max_policy_age"),
@@ -36,6 +40,7 @@ class Settings:
     values: Mapping[str, Any]
     headline_domains: frozenset[str]
     """Of the evaluation; empty: all."""
+    seed: int
     model: Path | None
 
     @classmethod
@@ -45,12 +50,19 @@ class Settings:
         with suppress(OSError, ValueError):
             tree = tomllib.loads((run_dir / "config.toml").read_text(encoding="utf-8-sig"))
         sections = {name: section for name, section in tree.items() if isinstance(section, dict)}
-        model = sections.get("model", {}).get("path")
+        model, seed = sections.get("model", {}).get("path"), sections.get("run", {}).get("seed")
         return cls(
             {key: sections.get(section, {}).get(key) for section, key in _SETTINGS},
             frozenset(sections.get("evaluation", {}).get("domains", ())),
+            seed if isinstance(seed, int) else 0,
             Path(model) if isinstance(model, str) else None,
         )
+
+
+def stamp_of(path: Path) -> Stamp:
+    """The stamp of a file. Raises OSError where there is none."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 class Files:
@@ -58,18 +70,21 @@ class Files:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._known: dict[str, tuple[tuple[int, int], Any]] = {}
+        self._known: dict[str, tuple[Stamp, Hashable, Any]] = {}
 
-    def read(self, name: str) -> Any:
-        """The value of a file; None where there is none, or it is not whole."""
+    def read(self, name: str, of: Callable[..., Any] = lambda value: value, *given: Hashable) -> Any:
+        """What `of` makes of the value of a file and what is `given`, made once for each of its contents.
+
+        None where there is no file, or it is not whole.
+        """
+        path = self._run_dir / name
         try:
-            status = (self._run_dir / name).stat()
-            stamp = (status.st_mtime_ns, status.st_size)
-            if name not in self._known or self._known[name][0] != stamp:
-                self._known[name] = stamp, msgspec.json.decode((self._run_dir / name).read_bytes())
+            stamp = stamp_of(path)
+            if name not in self._known or self._known[name][:2] != (stamp, given):
+                self._known[name] = stamp, given, of(msgspec.json.decode(path.read_bytes()), *given)
         except (OSError, msgspec.MsgspecError):
             return None
-        return self._known[name][1]
+        return self._known[name][2]
 
 
 def state_of(run_dir: Path, summary: Any, last_step: int, last_s: float | None, now: float | None = None) -> State:
@@ -93,34 +108,39 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def heldout(files: Files, summary: Any, domains: frozenset[str]) -> dict[str, dict[str, Any]]:
+def heldout(files: Files, summary: Any, settings: Settings) -> dict[str, dict[str, Any]]:
     """The headline pass@1 before and after training, each with its 95% interval, as far as they are known."""
     found = {}
     for when in ("before", "after"):
         whole = summary.get(f"heldout_{when}") if isinstance(summary, dict) else None
-        score = whole.get("headline") if isinstance(whole, dict) else None
-        score = score or rate_of(files.read(f"evaluation-{when}.json"), domains)
+        score = whole.get(HEADLINE) if isinstance(whole, dict) else None
+        score = score or files.read(f"evaluation-{when}.json", rate_of, settings.headline_domains, settings.seed)
         if score:
             found[when] = score
     return found
 
 
-def rate_of(problems: Any, domains: frozenset[str]) -> dict[str, Any] | None:
-    """Mean pass rate of scored problems; its interval is the percentile bootstrap over problems."""
-    if not isinstance(problems, list):
+def rate_of(problems: Any, domains: frozenset[str], seed: int) -> dict[str, Any] | None:
+    """Mean pass rate of scored problems with its interval, as the summary of a run with this seed will have them.
+
+    The interval is the 95% percentile bootstrap over problems (Efron 1979), by multinomial counts, as `evaluation` has
+    it; the page knows no stage.
+    """
+    rates_P = np.array(_rates(problems, domains) if isinstance(problems, list) else [])
+    if not (size := len(rates_P)):
         return None
-    rates = np.array(list(_rates(problems, domains)))
-    if not len(rates):
-        return None
-    drawn = np.random.default_rng(0).integers(0, len(rates), (NUM_RESAMPLES, len(rates)))
-    low, high = np.quantile(rates[drawn].mean(axis=1), [0.025, 0.975]).tolist()
-    return {"pass_at_1": float(rates.mean()), "low": low, "high": high, "num_problems": len(rates)}
+    digest = hashlib.sha256(repr((seed, HEADLINE)).encode()).digest()
+    generator = np.random.default_rng(int.from_bytes(digest[:8], "big") >> 1)
+    counts = generator.multinomial(size, np.full(size, 1 / size), NUM_RESAMPLES)
+    low, high = np.percentile(counts @ rates_P / size, PERCENTILES).tolist()
+    return {"pass_at_1": float(rates_P.mean()), "low": low, "high": high, "num_problems": size}
 
 
-def _rates(problems: Sequence[Any], domains: frozenset[str]) -> Sequence[float]:
+def _rates(problems: Sequence[Any], domains: frozenset[str]) -> list[float]:
+    """In the order of the problems' ids, so that a seed draws the same ones whatever the order of the file."""
     found = []
     for problem in problems:
         with suppress(TypeError, KeyError, ZeroDivisionError, AttributeError):
             if not domains or problem["domain"] in domains:
-                found.append(problem["num_passed"] / problem["num_scored"])
-    return found
+                found.append((str(problem["problem_id"]), problem["num_passed"] / problem["num_scored"]))
+    return [rate for _, rate in sorted(found)]

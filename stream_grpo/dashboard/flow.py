@@ -6,11 +6,19 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stream_grpo.dashboard.lines import BufferStatus, CuratorStatus, SamplerStatus, StepLine
+from stream_grpo.dashboard.lines import BufferStatus, CuratorStatus, LearnerStatus, SamplerStatus, StepLine
+from stream_grpo.pace.bottleneck import WINDOW_S, bottleneck
+from stream_grpo.pace.watch import PaceWatch
 
-WINDOW_S = 60.0
-NOTABLE_SHARE = 0.15
-"""A side that waits less than this is not held up by the other."""
+_HELD_UP_BY = {
+    "the curator": "curator",
+    "sampling": "sampler",
+    "scoring": "sampler",
+    "taking up weights": "sampler",
+    "the learner": "learner",
+    "publishing": "learner",
+}
+"""In which box of the page it happens, by what `bottleneck` says is the bottleneck."""
 
 
 class Window:
@@ -49,12 +57,13 @@ class Flow:
     """What the parts say, as it comes in."""
 
     def __init__(self) -> None:
-        self._curator, self._buffer, self._learner = Window(), Window(), Window()
+        self._curator, self._buffer, self._learner, self._steps = Window(), Window(), Window(), Window()
         self._samplers: dict[str, tuple[Window, SamplerStatus]] = {}
         self._curator_now: CuratorStatus | None = None
         self._buffer_now: BufferStatus | None = None
         self._step_now: StepLine | None = None
-        self._sums = dict.fromkeys(("steps", "groups", "tokens", "step_s", "waited_s"), 0.0)
+        self._sums = dict.fromkeys(("steps", "groups", "tokens"), 0.0)
+        self._watch = PaceWatch(num_steps=0)
 
     def add_curator(self, line: CuratorStatus) -> None:
         """Take a status of the curator."""
@@ -72,6 +81,13 @@ class Flow:
         names = ("busy_s", "stall_s", "num_tokens", "num_groups_done")
         window.add(line.time_s, {name: getattr(line, name) for name in names})
         self._samplers[line.part] = window, line
+        told = ("num_slots", "num_running", "busy_s", "stall_s", "idle_s")
+        self._watch.take(_as_line(line.part, line, told))
+
+    def add_learner(self, line: LearnerStatus) -> None:
+        """Take a status of the learner."""
+        self._learner.add(line.time_s, {"busy_s": line.busy_s, "waited_s": line.waited_s})
+        self._watch.take(_as_line("learner", line, ("busy_s", "waited_s", "publish_s", "checkpoint_s")))
 
     def add_steps(self, lines: Sequence[StepLine]) -> None:
         """Take learner steps."""
@@ -79,22 +95,27 @@ class Flow:
         # Of many at once, those that have left the window already are passed over, but for the one it begins with.
         old = sum(line.time_s <= lines[-1].time_s - WINDOW_S for line in lines)
         for line in lines[max(0, old - 1) :]:
-            gained = (1, line.num_groups, line.num_tokens, line.step_s, line.waited_s)
+            gained = (1, line.num_groups, line.num_tokens)
             self._sums = {name: self._sums[name] + more for name, more in zip(self._sums, gained, strict=True)}
-            self._learner.add(line.time_s, self._sums)
+            self._steps.add(line.time_s, self._sums)
+
+    def _bottleneck(self) -> str:
+        """Who waits for whom, in the words of the console."""
+        is_known = all(window.seconds > 0 for window in (self._buffer, self._learner))
+        if not is_known or not self._samplers or self._step_now is None:
+            return "too little has come in to say who waits for whom"
+        return bottleneck(self._watch.shares(), min(WINDOW_S, self._buffer.seconds))
 
     def as_fields(self) -> dict[str, Any]:
         """Rates by part, and who holds up whom."""
         samplers = [window for window, _ in self._samplers.values()]
         now = [line for _, line in self._samplers.values()]
-        busy, stall = _mean(_rates(samplers, "busy_s")), _mean(_rates(samplers, "stall_s"))
-        waited, learning = self._learner.rate("waited_s"), self._learner.rate("step_s")
-        where, sentence = bottleneck(waited, None if busy is None else 1 - min(1.0, busy))
+        sentence = self._bottleneck()
         buffer, curator, step = self._buffer_now, self._curator_now, self._step_now
         return {
-            "window_s": max((w.seconds for w in (self._learner, *samplers)), default=0.0),
-            "bottleneck": where,
-            "sentence": sentence,
+            "window_s": max((w.seconds for w in (self._steps, *samplers)), default=0.0),
+            "bottleneck": held_up_by(sentence),
+            "sentence": f"{sentence[0].upper()}{sentence[1:]}.",
             "curator": {
                 "picks_per_s": self._curator.rate("picks"),
                 "problems": curator.problems if curator else None,
@@ -104,8 +125,8 @@ class Flow:
                 "num_samplers": len(now),
                 "tokens_per_s": _sum(_rates(samplers, "num_tokens")),
                 "groups_per_s": _sum(_rates(samplers, "num_groups_done")),
-                "busy_share": busy,
-                "stall_share": stall,
+                "busy_share": _mean(_rates(samplers, "busy_s")),
+                "stall_share": _mean(_rates(samplers, "stall_s")),
                 "num_running": sum(line.num_running for line in now),
                 "waits_for": sorted({whom for line in now for whom in line.waits_for})[:4],
             },
@@ -116,28 +137,25 @@ class Flow:
                 "outcomes_per_s": self._buffer.rate("outcomes"),
             },
             "learner": {
-                "steps_per_minute": _times(self._learner.rate("steps"), 60),
-                "groups_per_s": self._learner.rate("groups"),
-                "tokens_per_s": self._learner.rate("tokens"),
-                "busy_share": learning,
-                "wait_share": waited,
+                "steps_per_minute": _times(self._steps.rate("steps"), 60),
+                "groups_per_s": self._steps.rate("groups"),
+                "tokens_per_s": self._steps.rate("tokens"),
+                "busy_share": self._learner.rate("busy_s"),
+                "wait_share": self._learner.rate("waited_s"),
                 "step": step.step if step else None,
             },
             "versions": sorted({f"{v[0]}.{v[1]}" for line in now if (v := line.version)})[:4],
         }
 
 
-def bottleneck(learner_waits: float | None, samplers_idle: float | None) -> tuple[str, str]:
-    """The part that holds up the others, and a sentence; the shares are of the last minute, 0 to 1."""
-    if learner_waits is None or samplers_idle is None:
-        return "", "Too little has come in to say who waits for whom."
-    waits = f"the learner waited {learner_waits:.0%} of the last minute"
-    idle = f"the samplers were idle {samplers_idle:.0%} of it"
-    if max(learner_waits, samplers_idle) < NOTABLE_SHARE:
-        return "", f"Sampling and learning keep up with each other: {waits}, and {idle}."
-    if learner_waits >= samplers_idle:
-        return "sampler", f"Sampling is the bottleneck: {waits}, and {idle}."
-    return "learner", f"Learning is the bottleneck: {idle}, and {waits}.".replace("of it", "of the last minute", 1)
+def held_up_by(sentence: str) -> str:
+    """The box that a sentence of `bottleneck` is about: curator, sampler, learner, or "" for none of them."""
+    return _HELD_UP_BY.get(sentence.partition(" is the bottleneck")[0], "")
+
+
+def _as_line(part: str, line: SamplerStatus | LearnerStatus, names: Sequence[str]) -> Mapping[str, Any]:
+    """A status as `PaceWatch` reads it."""
+    return {"event": "status", "part": part, "time_s": line.time_s} | {name: getattr(line, name) for name in names}
 
 
 def _rates(windows: Sequence[Window], name: str) -> list[float]:

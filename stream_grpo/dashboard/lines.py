@@ -93,45 +93,57 @@ class StepLine(_Line, gc=False):
     by_age: TokensByAge = msgspec.field(default_factory=TokensByAge)
 
 
-class BufferStatus(_Line, gc=False):
+class BufferStatus(_Line, gc=False, kw_only=True):
     """How the buffer stands."""
 
-    live: int = 0
-    in_flight: int = 0
-    buffered: int = 0
-    leased: int = 0
-    outcomes: int = 0
+    in_flight: int
+    buffered: int
+    leased: int
+    outcomes: int
 
 
-class CuratorStatus(_Line, gc=False):
+class CuratorStatus(_Line, gc=False, kw_only=True):
     """How the pool stands: `solved`, `useful` and `too_hard` are of the problems that were sampled."""
 
-    problems: int = 0
-    seen: int = 0
-    solved: int = 0
-    useful: int = 0
-    too_hard: int = 0
-    picks: int = 0
+    problems: int
+    seen: int
+    solved: int
+    useful: int
+    too_hard: int
+    picks: int
     domain_rates: dict[str, float | None] = {}
 
 
-class SamplerStatus(_Line, gc=False):
+class SamplerStatus(_Line, gc=False, kw_only=True):
     """How one sampler stands; the seconds and counts are since it started."""
 
-    part: str = ""
-    busy_s: float = 0.0
-    stall_s: float = 0.0
-    num_running: int = 0
-    num_tokens: int = 0
-    num_groups_done: int = 0
+    part: str
+    busy_s: float
+    stall_s: float
+    num_tokens: int
+    num_groups_done: int
+    num_running: int
+    num_slots: int
+    idle_s: dict[str, float]
+    """With nothing to sample, by what was waited for."""
     version: tuple[int, int] | None = None
     waits_for: list[str] = []
+
+
+class LearnerStatus(_Line, gc=False, kw_only=True):
+    """What the learner has spent its time with since it started."""
+
+    busy_s: float
+    waited_s: float
+    publish_s: float
+    checkpoint_s: float
 
 
 class EvaluationLine(_Line, gc=False):
     """Held-out problems, scored with the weights of a step; by domain, and the domains that were asked for."""
 
     step: int = 0
+    version: tuple[int, int] = (0, 0)
     heldout: dict[str, dict[str, Any]] = {}
 
 
@@ -150,7 +162,8 @@ class WarningLine(_Line, gc=False):
     message: str = ""
 
 
-Record: TypeAlias = StepLine | BufferStatus | CuratorStatus | SamplerStatus | EvaluationLine | AlarmLine | WarningLine
+Status: TypeAlias = BufferStatus | CuratorStatus | SamplerStatus | LearnerStatus
+Record: TypeAlias = StepLine | Status | EvaluationLine | AlarmLine | WarningLine
 _Decoder: TypeAlias = "msgspec.json.Decoder[Any]"
 _OF_EVENT: dict[bytes, _Decoder] = {
     b"step": msgspec.json.Decoder(StepLine),
@@ -161,8 +174,10 @@ _OF_EVENT: dict[bytes, _Decoder] = {
 _OF_PART: dict[bytes, _Decoder] = {
     b"buffer": msgspec.json.Decoder(BufferStatus),
     b"curator": msgspec.json.Decoder(CuratorStatus),
+    b"learner": msgspec.json.Decoder(LearnerStatus),
 }
-_OF_SAMPLER: _Decoder = msgspec.json.Decoder(SamplerStatus)
+_SAMPLER, _OF_SAMPLER = b"sampler", msgspec.json.Decoder(SamplerStatus)
+"""How the names of samplers begin. Parts of other names are none, such as further ranks of the learner."""
 
 
 class _Span(NamedTuple):
@@ -171,6 +186,7 @@ class _Span(NamedTuple):
     start: int
     stop: int
     decoder: _Decoder
+    is_status: bool = False
 
 
 class Follower:
@@ -227,9 +243,12 @@ class Follower:
 
     def _decoded(self, data: bytes, end: int) -> Iterator[Record]:
         view = memoryview(data)
-        for start, stop, decoder in _spans(data, end):
+        for start, stop, decoder, is_status in _spans(data, end):
             try:
                 yield decoder.decode(view[start:stop])
+            except msgspec.ValidationError:
+                # A part that is being built has no figures yet. Zeros in their place would be wrong.
+                self.num_unreadable += not is_status
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 self.num_unreadable += 1
 
@@ -248,10 +267,11 @@ def _spans(data: bytes, end: int) -> list[_Span]:
                 found.append(_Span(start, stop, decoder))
         start = stop + 1
     for at, part in _statuses(data, end).items():
-        line = _Span(data.rfind(b"\n", 0, at) + 1, find(b"\n", at), _OF_PART.get(part, _OF_SAMPLER))
+        decoder = _OF_SAMPLER if part.startswith(_SAMPLER) else _OF_PART.get(part)
+        start = data.rfind(b"\n", 0, at) + 1
         # One that is named deeper in a line is none.
-        if find(_EVENT, line.start) == at:
-            found.append(line)
+        if decoder is not None and find(_EVENT, start) == at:
+            found.append(_Span(start, find(b"\n", at), decoder, is_status=True))
     return sorted(found, key=attrgetter("start"))
 
 

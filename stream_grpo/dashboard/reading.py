@@ -19,6 +19,7 @@ from stream_grpo.dashboard.lines import (
     CuratorStatus,
     EvaluationLine,
     Follower,
+    LearnerStatus,
     Record,
     SamplerStatus,
     StepLine,
@@ -46,6 +47,8 @@ MAX_DOMAINS = 48
 EVALUATION_FIGURES = ("time_s", "pass_at_1", "low", "high", "num_problems")
 HEADLINE = "headline"
 """Of an evaluation: the domains that were asked for, as `evaluation` writes them."""
+MAX_LATE = 16
+"""Evaluations that the scores of an earlier one may come after."""
 MAX_NOTES = 100
 """Alarms, and warnings, that are kept: the newest."""
 _NAN = float("nan")
@@ -69,6 +72,7 @@ class RunReader:
         self.steps = Thinned(tuple(name for name, _ in _FIGURES))
         self.pool = Thinned(POOL_FIGURES)
         self.evaluations = Thinned(EVALUATION_FIGURES)
+        self._evaluated: deque[EvaluationLine] = deque(maxlen=MAX_LATE)
         self.flow = Flow()
         self.alarms: deque[AlarmLine] = deque(maxlen=MAX_NOTES)
         self.warnings: deque[WarningLine] = deque(maxlen=MAX_NOTES)
@@ -133,6 +137,10 @@ class RunReader:
     def _drop_from(self, step: int) -> None:
         for table in (self.steps, self.pool, self.evaluations):
             table.drop_from(step)
+        self._keep_evaluated(lambda line: line.step < step)
+
+    def _keep_evaluated(self, is_kept: Callable[[EvaluationLine], bool]) -> None:
+        self._evaluated = deque(filter(is_kept, self._evaluated), MAX_LATE)
 
     def _take_other(self, record: Record) -> None:
         match record:
@@ -140,6 +148,8 @@ class RunReader:
                 self.flow.add_buffer(record)
             case SamplerStatus():
                 self.flow.add_sampler(record)
+            case LearnerStatus():
+                self.flow.add_learner(record)
             case EvaluationLine():
                 self._take_evaluation(record)
             case AlarmLine():
@@ -162,9 +172,16 @@ class RunReader:
         self.pool.add(np.array([step for step, _ in lines], float), np.array(rows, float))
 
     def _take_evaluation(self, record: EvaluationLine) -> None:
-        headline = record.heldout.get(HEADLINE, {})
-        row = [record.time_s, *(headline.get(name, _NAN) for name in EVALUATION_FIGURES[1:])]
-        # Evaluated weights are some steps old by then, and two samplers may end out of order.
-        if len(self.evaluations) and record.step <= self.evaluations.x()[-1]:
-            self.evaluations.drop_from(record.step)
-        self.evaluations.add(np.array([record.step], float), np.array([row], float))
+        # Scoring takes its time, so that those of later steps may be there. One of the same step is of a restore, as
+        # are later steps of an older branch: what is here of them is lost.
+        later = [line for line in self._evaluated if line.step > record.step and line.version[0] >= record.version[0]]
+        self._keep_evaluated(lambda line: line.step < record.step)
+        self.evaluations.drop_from(record.step)
+        for line in (record, *later):
+            self._evaluated.append(line)
+            self.evaluations.add(np.array([line.step], float), np.array([_evaluation_row(line)], float))
+
+
+def _evaluation_row(line: EvaluationLine) -> list[float | None]:
+    headline = line.heldout.get(HEADLINE, {})
+    return [line.time_s, *(headline.get(name, _NAN) for name in EVALUATION_FIGURES[1:])]

@@ -82,7 +82,7 @@ class RunView:
             "first_s": reader.first_s,
             "step": reader.step,
             "settings": settings.values,
-            "heldout": heldout(self._files, summary, settings.headline_domains),
+            "heldout": heldout(self._files, summary, settings),
             "steps": _steps(reader.steps, starts["steps"]),
             "pool": _pool(reader.pool, starts["pool"]),
             "evaluations": _evaluations(reader.evaluations, starts["evaluations"]),

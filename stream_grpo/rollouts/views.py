@@ -176,6 +176,15 @@ class Groups:
                 yield line
 
 
+def _backwards(directory: Path) -> Iterator[Groups]:
+    """The groups of the newest log, then of the two newest, the four newest, ...; at last those of all."""
+    num_logs, num_there = 1, len(layout.logs(directory))
+    while num_logs < num_there:
+        yield Groups(directory, num_logs)
+        num_logs *= 2
+    yield Groups(directory)
+
+
 def newest_lines(
     directory: Path, filters: Filters, limit: int, is_over: Callable[[], bool] = lambda: False
 ) -> list[GroupLine]:
@@ -183,21 +192,20 @@ def newest_lines(
 
     Reads no more logs than that takes.
     """
-    num_logs, num_there = 1, len(layout.logs(directory))
-    while True:
-        groups = Groups(directory, num_logs)
+    found: list[GroupLine] = []
+    for groups in _backwards(directory):
         lines = groups.lines(filters, newest_first=True, is_over=is_over)
         found = [line for line, _ in zip(lines, range(limit), strict=False)]
-        if len(found) == limit or num_logs >= num_there or is_over():
-            return found[::-1]
-        num_logs *= 2
+        if len(found) == limit or is_over():
+            break
+    return found[::-1]
 
 
 def groups_with(directory: Path, group_id: str) -> Groups:
-    """The groups of so many of the newest logs that this one has come in under one of them; all where it has not."""
-    num_logs, num_there = 1, len(layout.logs(directory))
-    while group_id not in (groups := Groups(directory, num_logs)).views and num_logs < num_there:
-        num_logs *= 2
+    """The groups of so many of the newest logs as it takes to find one; of all where it is in none."""
+    for groups in _backwards(directory):
+        if group_id in groups.views:
+            break
     return groups
 
 

@@ -1,11 +1,16 @@
 """Run folders whose metrics are written as the parts of a run write them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from stream_grpo.metrics import MetricsLog
 
 BEGUN_S = 1_700_000_000.0
+RECORDED = [
+    json.loads(line) for line in (Path(__file__).parents[1] / "data" / "metrics_run.jsonl").read_text().splitlines()
+]
+"""The lines of a run with every part."""
 CONFIG = """
 [model]
 path = "model"
@@ -30,6 +35,12 @@ class WrittenRun:
 
     def write(self, event: str, **values: Any) -> None:
         self._log.write(event, values)
+
+    def recorded(self) -> None:
+        """Write the lines of a recorded run, each at its time."""
+        for line in RECORDED:
+            self.now_s = line["time_s"]
+            self.write(line["event"], **{name: value for name, value in line.items() if name != "event"})
 
     def step(self, step: int, **values: Any) -> None:
         self.now_s += 2.0

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from stream_grpo.dashboard.browsing import group_page, groups_page, rollout_page
+from stream_grpo.buffer import layout
+from stream_grpo.dashboard.browsing import Decode, find_decoder, group_page, groups_page, rollout_page
 from stream_grpo.dashboard.server import make_app
-from stream_grpo.errors import ConfigError
+from stream_grpo.errors import ConfigError, JournalError
 from stream_grpo.rollouts.views import Filters
 from stream_grpo.types import PolicyVersion, RolloutGroup
 from tests.rollouts.test_rollouts import LATER, V0, V1, Run
@@ -49,11 +50,37 @@ def test_a_list_that_takes_too_long_is_cut_and_says_so(run: Run) -> None:
     assert (len(found["groups"]), found["is_cut"]) == (1, True)
 
 
-def test_a_group_is_found_under_an_older_log(run: Run) -> None:
-    group_id = groups_page(run.path, Filters())["groups"][0]["group_id"]
+def test_a_group_is_found_in_the_newest_logs_that_have_it_and_no_other_is_read(run: Run) -> None:
+    old = groups_page(run.path, Filters())["groups"][-1]["group_id"]
+    before = group_page(run.path, old, letters)
     run.begin_log()
     run.begin_log()
-    assert group_page(run.path, group_id, letters)["group_id"] == group_id
+    new = run.insert(V1)
+    assert group_page(run.path, old, letters) == before
+    # A damaged first log is in the way of the groups that it names alone.
+    first, *_ = layout.logs(run.path / "journal").values()
+    first.write_bytes(b"damaged" * 99)
+    assert group_page(run.path, new, letters)["group_id"] == new
+    with pytest.raises(JournalError):
+        group_page(run.path, old, letters)
+
+
+def test_a_tokenizer_is_loaded_once_for_each_content_of_its_file(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    path = tmp_path / "model" / "tokenizer.json"
+    path.parent.mkdir()
+
+    def decoder_of(*words: str) -> Decode | None:
+        vocabulary = {word: number for number, word in enumerate(words)}
+        tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=words[0])).save(str(path))
+        return find_decoder(tmp_path)
+
+    first = decoder_of("a", "b")
+    assert first is not None
+    assert find_decoder(tmp_path) is first
+    other = decoder_of("a", "longer")
+    assert other is not None
+    assert (first([0, 1]), other([0, 1])) == ("a b", "a longer")
 
 
 def test_a_group_that_is_not_there_is_named(run: Run) -> None:

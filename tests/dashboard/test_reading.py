@@ -65,6 +65,32 @@ def test_a_step_that_is_made_again_replaces_what_a_crash_has_lost(run: WrittenRu
     assert reader.evaluations.x().tolist() == [2]
 
 
+def evaluated(run: WrittenRun, step: int, rate: float, branch: int = 0) -> None:
+    run.write("evaluation", version=[branch, step], step=step, heldout={"headline": {"pass_at_1": rate}})
+
+
+def test_the_scores_of_an_earlier_evaluation_may_come_after_those_of_a_later_one(run: WrittenRun) -> None:
+    run.steps(1, 50)
+    for step, rate in ((10, 0.1), (30, 0.3), (40, 0.4), (20, 0.2)):
+        evaluated(run, step, rate)
+    reader = RunReader(run.path)
+    reader.follow()
+    assert reader.evaluations.x().tolist() == [10, 20, 30, 40]
+    assert reader.evaluations.mean("pass_at_1").tolist() == [0.1, 0.2, 0.3, 0.4]
+
+
+def test_an_evaluation_that_is_made_again_after_a_restore_replaces_those_of_the_lost_branch(run: WrittenRun) -> None:
+    run.steps(1, 50)
+    for step, rate in ((20, 0.2), (30, 0.3), (41, 0.4)):
+        evaluated(run, step, rate)
+    evaluated(run, 30, 0.9, branch=1)
+    evaluated(run, 40, 0.8, branch=1)
+    reader = RunReader(run.path)
+    reader.follow()
+    assert reader.evaluations.x().tolist() == [20, 30, 40]
+    assert reader.evaluations.mean("pass_at_1").tolist() == [0.2, 0.9, 0.8]
+
+
 def test_another_file_in_its_place_is_read_from_the_start(run: WrittenRun) -> None:
     run.steps(1, 3)
     reader = RunReader(run.path)
@@ -115,3 +141,16 @@ def test_events_named_inside_a_message_are_no_lines(run: WrittenRun) -> None:
     reader.follow()
     assert (reader.step, reader.num_warnings, reader.num_alarms) == (0, 1, 1)
     assert reader.alarms[0].sentence == "Nothing is learnt."
+
+
+def test_a_status_without_its_figures_gives_no_row_and_is_not_unreadable(run: WrittenRun) -> None:
+    run.step(1)
+    run.curator(seen=4)
+    run.write("status", part="curator")
+    run.write("status", part="curator", problems=10, domain_rates={})
+    for part in ("sampler-0", "learner", "buffer"):
+        run.write("status", part=part)
+    reader = RunReader(run.path)
+    reader.follow()
+    assert reader.pool.last("seen").tolist() == [4]
+    assert (reader.flow.as_fields()["sampler"]["num_samplers"], reader.follower.num_unreadable) == (0, 0)

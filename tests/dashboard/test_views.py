@@ -1,5 +1,6 @@
 """What the page is sent."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from stream_grpo.dashboard import facts, views
 from stream_grpo.dashboard.views import RunView
+from stream_grpo.evaluation import ProblemScore, summarize
 from tests.dashboard.runs import BEGUN_S, WrittenRun
 
 
@@ -65,15 +67,46 @@ def test_a_run_without_a_line_has_a_view_too(tmp_path: Path) -> None:
     assert (sent["step"], sent["complete"], sent["state"], sent["settings"]["num_steps"]) == (0, True, "stopped", 50)
 
 
+SCORES = [
+    *(ProblemScore(problem_id=f"a{n}", domain="add", num_scored=4, num_passed=n) for n in range(5)),
+    ProblemScore(problem_id="c", domain="carry", num_scored=4, num_passed=4),
+    ProblemScore(problem_id="unscored", domain="add", num_scored=0, num_passed=0),
+]
+
+
+def write_scores(run_dir: Path, scores: Sequence[ProblemScore]) -> None:
+    (run_dir / "evaluation-before.json").write_bytes(msgspec.json.encode(scores))
+
+
 def test_before_the_summary_the_first_evaluation_is_read_from_its_scores(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "run")
-    scores = [{"domain": "add", "num_scored": 4, "num_passed": n} for n in (1, 3)]
-    other = [{"domain": "carry", "num_scored": 4, "num_passed": 4}, {"domain": "add", "num_scored": 0, "num_passed": 0}]
-    (run.path / "evaluation-before.json").write_bytes(msgspec.json.encode(scores + other))
+    write_scores(run.path, SCORES)
     before = RunView("run", run.path).update("", 1.0)["heldout"]["before"]
-    # The headline is of domain add: (1/4 + 3/4) / 2; a problem without a scored sample has no rate.
-    assert (before["pass_at_1"], before["num_problems"]) == (0.5, 2)
-    assert before["low"] <= 0.5 <= before["high"]
+    # The headline is of domain add: (0/4 + 1/4 + ... + 4/4) / 5; a problem without a scored sample has no rate.
+    assert (before["pass_at_1"], before["num_problems"]) == (0.5, 5)
+
+
+def test_the_first_evaluation_has_the_interval_that_the_summary_will_have(tmp_path: Path) -> None:
+    write_scores(tmp_path, SCORES[::-1])
+    (tmp_path / "config.toml").write_text('[run]\nseed = 7\n[evaluation]\ndomains = ["add"]')
+    found = facts.heldout(facts.Files(tmp_path), None, facts.Settings.read(tmp_path))["before"]
+    assert found == pytest.approx(summarize(SCORES, 7, ["add"])["headline"].as_dict())
+
+
+def test_a_bootstrap_is_drawn_once_for_each_content_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def rate_of(problems: list[Any], *given: Any) -> dict[str, Any]:
+        drawn.append(len(problems))
+        return {"pass_at_1": 0.5}
+
+    monkeypatch.setattr(facts, "rate_of", rate_of)
+    files, settings = facts.Files(tmp_path), facts.Settings.read(tmp_path)
+    for scores in (SCORES, SCORES[:3]):
+        write_scores(tmp_path, scores)
+        for _ in range(5):
+            assert facts.heldout(files, None, settings) == {"before": {"pass_at_1": 0.5}}
+    assert drawn == [len(SCORES), 3]
 
 
 @pytest.mark.parametrize(
