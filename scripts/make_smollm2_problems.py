@@ -82,7 +82,9 @@ def split(grades: Mapping[str, Grade]) -> tuple[list[Row], list[Row]]:
         num_wanted = grade.num_pool + grade.num_heldout
         rows = list(islice(fresh(domain, grade, MAX_DRAWS * num_wanted, seen), num_wanted))
         if len(rows) < num_wanted:
-            raise PoolError(f"{domain}: {len(rows)} different problems in {MAX_DRAWS * num_wanted} draws, not {num_wanted}")
+            raise PoolError(
+                f"{domain}: {len(rows)} different problems in {MAX_DRAWS * num_wanted} draws, not {num_wanted}"
+            )
         heldout += rows[: grade.num_heldout]
         pool += rows[grade.num_heldout :]
     return pool, heldout
