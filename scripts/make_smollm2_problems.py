@@ -1,7 +1,10 @@
 """Makes graded problems of reasoning-gym for a small pretrained model: pool.jsonl and heldout.jsonl.
 
-A grade is a family with its settings, and the domain of its problems. Each content (the prompt, normalised as curator
-compares it) is in one of the two files, once. The same seeds give the same bytes.
+A grade is a family with its settings, and the domain of its problems. Each question (normalised as curator compares it)
+is in one of the two files, once. The same seeds give the same bytes.
+
+A prompt is a chat: some questions of the grade answered with the number alone, then the problem's own. A model of this
+size talks about the problem otherwise, every rollout fails, and no group has signal.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,6 +23,9 @@ from curator.ingest.formats import Row
 from curator.ingest.reasoning_gym import reasoning_gym_source
 from stream_grpo.files import replace_with
 
+SYSTEM = "Answer with the number alone."
+NUM_SHOTS = 3
+"""Answered questions of each prompt, the same in all prompts of a grade, and in neither file themselves."""
 MAX_DRAWS = 50
 """Draws per problem that is wanted; a grade with fewer contents than that finds ends with an error."""
 
@@ -40,13 +46,13 @@ def _terms(num_terms: int, num_digits: int) -> dict[str, object]:
 
 EQUATION = {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 9}
 GRADES: Mapping[str, Grade] = {
-    # Sums and differences of one digit are 200, products 100: what is not held out is the pool.
-    "sum-1": Grade(family="chain_sum", settings=_terms(2, 1), num_pool=160, num_heldout=40),
+    # Sums and differences of one digit are 200, products 100: all that is left beside those shown and held out.
+    "sum-1": Grade(family="chain_sum", settings=_terms(2, 1), num_pool=157, num_heldout=40),
     "sum-2": Grade(family="chain_sum", settings=_terms(2, 2), num_pool=400, num_heldout=40),
     "sum-3": Grade(family="chain_sum", settings=_terms(2, 3), num_pool=400, num_heldout=40),
     "sum-1x3": Grade(family="chain_sum", settings=_terms(3, 1), num_pool=400, num_heldout=40),
     "sum-2x3": Grade(family="chain_sum", settings=_terms(3, 2), num_pool=400, num_heldout=40),
-    "product-1": Grade(family="products", settings=_terms(2, 1), num_pool=80, num_heldout=20),
+    "product-1": Grade(family="products", settings=_terms(2, 1), num_pool=77, num_heldout=20),
     "product-2": Grade(family="products", settings=_terms(2, 2), num_pool=400, num_heldout=20),
     "gcd-20": Grade(family="gcd", settings={"max_value": 20}, num_pool=300, num_heldout=40),
     "equation": Grade(
@@ -79,25 +85,36 @@ def split(grades: Mapping[str, Grade]) -> tuple[list[Row], list[Row]]:
     heldout: list[Row] = []
     seen: set[bytes] = set()
     for domain, grade in grades.items():
-        num_wanted = grade.num_pool + grade.num_heldout
+        num_wanted = NUM_SHOTS + grade.num_heldout + grade.num_pool
         rows = list(islice(fresh(domain, grade, MAX_DRAWS * num_wanted, seen), num_wanted))
         if len(rows) < num_wanted:
             raise PoolError(
                 f"{domain}: {len(rows)} different problems in {MAX_DRAWS * num_wanted} draws, not {num_wanted}"
             )
-        heldout += rows[: grade.num_heldout]
-        pool += rows[grade.num_heldout :]
+        shots, asked = rows[:NUM_SHOTS], rows[NUM_SHOTS:]
+        chats = [{**row, "prompt": chat(shots, row["prompt"])} for row in asked]
+        heldout += chats[: grade.num_heldout]
+        pool += chats[grade.num_heldout :]
     return pool, heldout
 
 
+def chat(shots: Sequence[Row], question: str) -> list[dict[str, str]]:
+    """The messages of a prompt: the shots with their answers, then the question."""
+    messages = [{"role": "system", "content": SYSTEM}]
+    for shot in shots:
+        messages.append({"role": "user", "content": shot["prompt"]})
+        messages.append({"role": "assistant", "content": shot["answer"]})
+    return [*messages, {"role": "user", "content": question}]
+
+
 def fresh(domain: str, grade: Grade, num_draws: int, seen: set[bytes]) -> Iterator[Row]:
-    """Problems of a grade whose content is not in `seen`, which they are added to."""
+    """Problems of a grade whose question is not in `seen`, which they are added to."""
     for _, row in reasoning_gym_source(grade.family, seed=0, size=num_draws, config=grade.settings).rows:
         if isinstance(row, RowRefused):
             continue
-        content = digest(normalised(row["prompt"]))
-        if content not in seen:
-            seen.add(content)
+        question = digest(normalised(row["prompt"]))
+        if question not in seen:
+            seen.add(question)
             yield {**row, "domain": domain}
 
 

@@ -1,4 +1,4 @@
-"""Graded problems: each content once, in one of the two files, and every gold passes its verifier."""
+"""Graded problems: each question once, in one of the two files, and every gold passes its verifier."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from make_smollm2_problems import GRADES, Grade, split
+from make_smollm2_problems import GRADES, NUM_SHOTS, Grade, split
 
 from curator.dedup import normalised
 from curator.errors import PoolError
@@ -18,17 +18,27 @@ from stream_grpo.types import Decision
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 SMALL = {
-    "sum": Grade(family="chain_sum", settings=ONE_DIGIT, num_pool=150, num_heldout=50),
+    "sum": Grade(family="chain_sum", settings=ONE_DIGIT, num_pool=147, num_heldout=50),
     "product": Grade(family="products", settings=ONE_DIGIT, num_pool=20, num_heldout=5),
 }
 
 
-def test_every_content_is_in_one_of_the_two_files_once() -> None:
+def test_every_question_is_in_one_of_the_two_files_once() -> None:
     pool, heldout = split(SMALL)
-    contents = [normalised(row["prompt"]) for row in [*pool, *heldout]]
-    # 2 x 10 x 10 sums and differences of one digit: all of them, and 25 products.
-    assert len(contents) == len(set(contents)) == 225
+    asked = [normalised(row["prompt"][-1]["content"]) for row in [*pool, *heldout]]
+    # 2 x 10 x 10 sums and differences of one digit, less the 3 that are shown, and 25 products.
+    assert len(asked) == len(set(asked)) == 197 + 25
     assert [row["domain"] for row in heldout] == ["sum"] * 50 + ["product"] * 5
+
+
+def test_what_a_prompt_shows_is_asked_nowhere() -> None:
+    pool, heldout = split(SMALL)
+    asked = {row["prompt"][-1]["content"] for row in [*pool, *heldout]}
+    for row in [*pool, *heldout]:
+        system, *turns, question = row["prompt"]
+        assert (system["role"], question["role"]) == ("system", "user")
+        assert [turn["role"] for turn in turns] == ["user", "assistant"] * NUM_SHOTS
+        assert not {turn["content"] for turn in turns[::2]} & asked
 
 
 def test_the_same_seeds_give_the_same_problems() -> None:
@@ -36,8 +46,8 @@ def test_the_same_seeds_give_the_same_problems() -> None:
 
 
 def test_a_grade_of_too_few_contents_is_refused() -> None:
-    # 10 x 10 products of one digit.
-    grade = Grade(family="products", settings=ONE_DIGIT, num_pool=100, num_heldout=1)
+    # 10 x 10 products of one digit, 3 of them shown: 101 - 3 = 98 are too many.
+    grade = Grade(family="products", settings=ONE_DIGIT, num_pool=97, num_heldout=1)
     with pytest.raises(PoolError, match="product: 100 different problems in 5050 draws, not 101"):
         split({"product": grade})
 
