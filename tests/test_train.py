@@ -161,7 +161,7 @@ def test_a_part_that_is_being_built_has_no_status_line(tmp_path: Path, monkeypat
     config = unplaced(tmp_path)
     run = TrainingRun(config, Console(), resume=False)
     ledger = {"tokens": {"generated": 7}}
-    statuses = {
+    statuses: dict[str, dict[str, Any]] = {
         "sampler-0": {}, "buffer": {"ledger": ledger}, "curator": {"picks": 3}, "learner": {"ledger": ledger},
     }  # fmt: skip
     monkeypatch.setattr(run, "_launcher", Told(statuses))

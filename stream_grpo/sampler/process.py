@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from curator.client import Curator
@@ -36,6 +35,7 @@ from stream_grpo.sampler.rollout import (
     task_id_of,
     unknown_problem,
 )
+from stream_grpo.sampler.seconds import Seconds
 from stream_grpo.sampler.update import Updater
 from stream_grpo.transport.channels import SamplerChannel
 from stream_grpo.transport.codec import decode_group
@@ -91,14 +91,7 @@ class SamplerProcess:
         self._newly_bound: dict[str, str] = {}
         # Since when something outside is waited for, by name.
         self._waits: dict[str, float] = {}
-        self._busy_s, self._stall_s, self._score_s = 0.0, 0.0, 0.0
-        self._first_busy_at: float | None = None
-        self._num_engine_steps = 0
-        # When the last response of a group was given out to be scored, and what its score took from then on, in all.
-        self._given_out: dict[str, float] = {}
-        self._score_wait_s, self._num_scored = 0.0, 0
-        # Seconds with nothing to sample, by what was waited for.
-        self._idle_s = {"policy": 0.0, "buffer": 0.0, "curator": 0.0, "rewards": 0.0}
+        self._seconds = Seconds(timer)
         self._num_tokens, self._num_expired, self._num_refused, self._num_continued = 0, 0, 0, 0
         self._fates: Counter[str] = Counter()
 
@@ -117,7 +110,7 @@ class SamplerProcess:
         while not stop.is_set():
             self._update_weights()
             if self._updater.version is None:
-                with self._idle("policy"):
+                with self._seconds.idle("policy"):
                     stop.wait(self._config.weights.poll_interval_s)
                 continue
             self._ask_tickets()
@@ -133,18 +126,15 @@ class SamplerProcess:
 
     def status(self) -> dict[str, Any]:
         """How it is going, in plain values."""
-        updater = self._updater
+        updater, busy_s = self._updater, self._seconds.busy_s
         return {
             "sampler_id": self._sampler_id,
             "version": None if updater.version is None else list(updater.version),
-            "busy_s": self._busy_s,
-            "first_busy_at": self._first_busy_at,
-            "stall_s": self._stall_s,
             "apply_s": updater.apply_s,
             "prove_s": updater.prove_s,
             "publish_lag_s": updater.lag_s,
             "weights_sha256": updater.sha256,
-            "score_s": self._score_s,
+            **self._seconds.as_fields(),
             "rewards": self._scoring.status(),
             "num_updates": updater.num_updates,
             "num_failed_proofs": updater.num_failed_proofs,
@@ -161,12 +151,8 @@ class SamplerProcess:
             "num_groups_continued": self._num_continued,
             "num_partials": self._progress.num_partials,
             "num_partials_not_kept": self._progress.num_not_kept,
-            "num_engine_steps": self._num_engine_steps,
             "num_slots": self._engine.num_slots,
-            "score_wait_s": self._score_wait_s,
-            "num_groups_scored": self._num_scored,
-            "idle_s": dict(self._idle_s),
-            "tokens_paused": self._num_tokens / self._busy_s * updater.apply_s if self._busy_s else 0.0,
+            "tokens_paused": self._num_tokens / busy_s * updater.apply_s if busy_s else 0.0,
         }
 
     def _waits_for(self) -> list[str]:
@@ -204,10 +190,10 @@ class SamplerProcess:
         self._updater.update(published, in_flight)
         for request in again:
             self._engine.add(request)
-        self._stall_s += self._timer() - started
+        self._seconds.stall_s += self._timer() - started
         if in_flight:
             # The probe's engine steps sample a token of every running sequence, as any step does.
-            self._busy_s += self._updater.prove_s - proved_s
+            self._seconds.busy_s += self._updater.prove_s - proved_s
         self._heldout.applied(published.manifest.version, published.manifest.forks)
 
     # -- tickets and problems -----------------------------------------------------------------------------------------
@@ -242,7 +228,7 @@ class SamplerProcess:
         idle = self._engine.num_unfinished == 0 and not self._questions.is_open
         # With responses out the slots are empty because of their scores: their groups hold the tickets.
         cause = "rewards" if self._scoring.num_open else "buffer"
-        with self._idle(cause if idle else ""):
+        with self._seconds.idle(cause if idle else ""):
             tickets, taken = self._buffer.poll(_IDLE_WAIT_S if idle else 0.0)
         is_owed = self._buffer.waits_for_tickets or self._buffer.num_unacknowledged > 0
         self._watch("the buffer to answer", is_owed and not tickets and not taken)
@@ -255,7 +241,7 @@ class SamplerProcess:
     def _forget(self, group_id: str) -> None:
         """Drop what is under way for a group whose ticket is issued again."""
         self._only_scored.discard(group_id)
-        self._given_out.pop(group_id, None)
+        self._seconds.forget(group_id)
         if (group := self._groups.pop(group_id, None)) is not None:
             self._engine.abort([request.request_id for request in group.unfinished])
             self._scoring.forget(scored_as(group.ticket, group.attempt))
@@ -266,7 +252,7 @@ class SamplerProcess:
             self._watch("the curator to choose problems", False)
             return
         is_idle = self._questions.is_open and self._engine.num_unfinished == 0
-        with self._idle("curator" if is_idle else ""):
+        with self._seconds.idle("curator" if is_idle else ""):
             answers = self._questions.answers(_IDLE_WAIT_S if is_idle else 0.0)
         self._watch("the curator to choose problems", self._questions.is_open and not answers)
         for ticket, problem in answers:
@@ -323,11 +309,11 @@ class SamplerProcess:
         """One engine step where something runs; what finishes is given out to be scored."""
         if self._engine.num_unfinished == 0:
             return
-        self._first_busy_at = self._first_busy_at or self._clock()
+        self._seconds.first_busy_at = self._seconds.first_busy_at or self._clock()
         started = self._timer()
         generations = self._engine.step()
-        self._busy_s += self._timer() - started
-        self._num_engine_steps += 1
+        self._seconds.busy_s += self._timer() - started
+        self._seconds.num_engine_steps += 1
         self._collect(generations)
 
     def _collect(self, generations: Iterable[Generation]) -> None:
@@ -337,11 +323,11 @@ class SamplerProcess:
             self._submit(group, group.take(generation))
             self._num_tokens += len(generation.token_ids)
             self._alarms.ended(generation.end_reason)
-        self._score_s += self._timer() - started
+        self._seconds.score_s += self._timer() - started
 
     def _submit(self, group: GroupInProgress, generation: Generation) -> None:
         """Give a whole response out to be scored."""
-        self._given_out[group.ticket.group_id] = self._timer()
+        self._seconds.given_out(group.ticket.group_id)
         text = self._prompts.decode(generation.token_ids.tolist())
         task_id = task_id_of(group.ticket, generation.request_id, group.attempt)
         place = Place(scored_as(group.ticket, group.attempt), self._config.sampler.group_size)
@@ -356,7 +342,7 @@ class SamplerProcess:
             return
         is_idle = self._engine.num_unfinished == 0
         started = self._timer()
-        with self._idle("rewards" if is_idle else ""):
+        with self._seconds.idle("rewards" if is_idle else ""):
             results = self._scoring.poll(_IDLE_WAIT_S if is_idle else 0.0)
         for task_id, reward in self._heldout.take_scores(results):
             request_id = request_of(task_id)
@@ -368,7 +354,7 @@ class SamplerProcess:
             self._alarms.scored(self._scoring, len(results))
             self._alarms.compared(self._scoring)
         if not is_idle:  # else it is time spent waiting
-            self._score_s += self._timer() - started
+            self._seconds.score_s += self._timer() - started
 
     def _score(self, group: GroupInProgress, request_id: str, reward: RewardResult) -> None:
         group.score(request_id, reward, self._prompts.decode)
@@ -379,9 +365,7 @@ class SamplerProcess:
         group_id = group.ticket.group_id
         del self._groups[group_id]
         self._only_scored.discard(group_id)
-        if (given_out := self._given_out.pop(group_id, None)) is not None:
-            self._score_wait_s += self._timer() - given_out
-            self._num_scored += 1
+        self._seconds.scored(group_id)
         self._finish(group)
 
     def _abort_late_groups(self) -> None:
@@ -435,14 +419,6 @@ class SamplerProcess:
     def _is_owed(self) -> bool:
         buffer = self._buffer
         return bool(self._groups or self._finished or buffer.num_unacknowledged or buffer.num_partials_on_their_way)
-
-    @contextmanager
-    def _idle(self, cause: str) -> Iterator[None]:
-        """Count a wait while nothing runs as the `cause`'s; with none, nothing is counted."""
-        started = self._timer()
-        yield
-        if cause:
-            self._idle_s[cause] += self._timer() - started
 
     def _watch(self, whom: str, waits: bool) -> None:
         """Raise StallError where one wait has lasted beyond `stream.stall_timeout_s`."""

@@ -148,14 +148,13 @@ def test_a_line_that_lacks_figures_breaks_nothing_and_is_passed_over() -> None:
     bare = [
         {"time_s": 50.5, "event": "status", "part": part} for part in ("sampler-0", "sampler-1", "buffer", "learner")
     ]
-    for end in (51, 60, 100):
-        watch = watch_of([*lines_of(50), *bare, *lines_of(end, start=51)])
-        pace, shares = watch.now(), watch.shares()
-        assert pace is not None
-        assert shares.slots_taken in (0.5, 1.0)  # 1: of samplers nothing is known
-        assert pace.sampled_per_s in (0.0, pytest.approx(100.0))
+    assert watch_of([*lines_of(50), *bare]).now() is not None
+    watch = watch_of([*lines_of(50), *bare, *lines_of(100, start=51)])
+    pace, shares = watch.now(), watch.shares()
+    assert pace is not None
     assert pace.sampled_per_s == pytest.approx(100.0)
-    assert (shares.slots_taken, shares.sampler_idle["buffer"]) == (0.5, pytest.approx(0.2))
+    assert shares.slots_taken == 0.5
+    assert shares.sampler_idle["buffer"] == pytest.approx(0.2)
 
 
 def test_with_a_budget_of_tokens_the_nearer_end_counts() -> None:
@@ -171,7 +170,8 @@ def test_with_a_budget_of_tokens_the_nearer_end_counts() -> None:
             watch.take(line)
         pace = watch.now()
         assert pace is not None
-        assert (pace.num_tokens, pace.left_s) == (7_920, pytest.approx(left_s))
+        assert pace.num_tokens == 7_920
+        assert pace.left_s == pytest.approx(left_s)
         assert pace.share_done == pytest.approx(min(1.0, max(0.49, 7_920 / budget)))
         console = Console(width=100, record=True, file=io.StringIO())
         console.print(panel(pace, 100))
