@@ -72,17 +72,17 @@ def run(tmp_path: Path) -> WrittenRun:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """Serves runs in a thread; gives their address."""
+    """Serves runs in a thread; gives their address, with the token if there is one."""
     uvicorn = pytest.importorskip("uvicorn")
     started: list[tuple[Any, threading.Thread]] = []
 
-    def start(*paths: Path) -> str:
+    def start(*paths: Path, token: str | None = None) -> str:
         listener = listen(LOOPBACK, 0)
-        server = uvicorn.Server(uvicorn.Config(make_app(paths, None), log_level="warning", lifespan="off", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(make_app(paths, token), log_level="warning", lifespan="off", ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         started.append((server, thread))
-        return address(listener, LOOPBACK)
+        return address(listener, LOOPBACK, token)
 
     yield start
     for server, thread in started:
@@ -129,6 +129,23 @@ def test_it_goes_on_as_lines_are_appended(browser: Any, run: WrittenRun, serve: 
         page.wait_for_selector(".alarms li")
         assert HOSTILE in page.inner_text(".alarms li")
         assert page.get_attribute("#reward path.line.m1:not(.faint)", "d") != before
+
+
+def test_links_that_are_clicked_on_another_site_lead_to_two_pages_of_one_host(
+    browser: Any, run: WrittenRun, serve: Callable[..., str]
+) -> None:
+    elsewhere, links = "http://elsewhere.example/", [serve(run.path, token=letter * 43) for letter in "ab"]
+    context = browser.new_context()
+    page = context.new_page()
+    anchors = "".join(f'<a href="{link}">{number}</a> ' for number, link in enumerate(links))
+    page.route(elsewhere, lambda route: route.fulfill(content_type="text/html", body=anchors))
+    for number, _ in enumerate(links):
+        page.goto(elsewhere)
+        page.click(f"text={number}")
+        page.wait_for_selector("body[data-ready=true]")
+    page.goto(links[0].partition("?")[0])
+    page.wait_for_selector("body[data-ready=true]")
+    context.close()
 
 
 def test_it_says_so_when_nobody_answers(browser: Any, run: WrittenRun, serve: Callable[..., str]) -> None:
