@@ -10,6 +10,7 @@ import typer
 
 from stream_grpo.cli_errors import errors
 from stream_grpo.console import Console
+from stream_grpo.errors import ConfigError
 
 File = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; see configs/.", show_default=False)]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the runs; one that is there is gone on with.")]
@@ -36,6 +37,8 @@ def compare(
 
         if picture is not None:
             check_path(picture)
+        if len({run.resolve() for run in runs}) < len(runs):
+            raise ConfigError("the same run twice; name each once")
         found = compare_runs([read_run(run) for run in runs], seed)
         if as_json:
             print(json.dumps(found.as_fields()))

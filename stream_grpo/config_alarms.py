@@ -13,7 +13,7 @@ class Alarms(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    window: int = Field(20, ge=4)
+    window: int = Field(20, ge=4, le=100_000)
     """Learner steps that a trend is seen over: the newest half against the half before. An alarm that was not true for
     so many steps may be raised again."""
     groups_without_signal: int = Field(256, ge=1)

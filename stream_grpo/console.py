@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from stream_grpo.pace.watch import PaceWatch
 _STYLES: Mapping[str, str] = {"title": "bold", "heading": "bold cyan", "fact": "dim", "context": "yellow"}
 
 
+_COMMANDS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]")
 PACE_EVERY_S = 60.0
 """Where there is no panel, how often a line says what holds the run up."""
 
@@ -34,12 +36,12 @@ class Console:
 
     def say(self, text: str) -> None:
         """One line."""
-        self._rich.print(text, markup=False)
+        self._rich.print(visible(text), markup=False)
 
     def error(self, text: str) -> None:
         """One message, marked as an error."""
         self._rich.print("error:", style="bold red", end=" ")
-        self._rich.print(text, markup=False)
+        self.say(text)
 
     @contextmanager
     def steps(self, total: int, *, max_tokens: int | None = None) -> Iterator[None]:
@@ -138,13 +140,13 @@ class Console:
         """A table at a terminal, cells between tabs where the output goes elsewhere; `numbers` are flush right."""
         if not self._rich.is_terminal:
             for row in (columns, *rows):
-                self._rich.file.write("\t".join(row) + "\n")
+                self._rich.file.write("\t".join(visible(cell, but="") for cell in row) + "\n")
             return
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for column in columns:
             table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
         for row in rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(visible(cell)) for cell in row))
         self._rich.print(table, soft_wrap=False)
 
     def block(self, style: str, text: str) -> None:
@@ -152,7 +154,7 @@ class Console:
         if style == "heading":
             self.say("")
         prefix = {"heading": "-- ", "context": "[context] "}.get(style, "")
-        self._rich.print(Text(prefix + text), style=_STYLES.get(style))
+        self._rich.print(Text(visible(prefix + text)), style=_STYLES.get(style))
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         """The end of a run."""
@@ -184,6 +186,14 @@ class Console:
         )
         self.say(f"ledger   {'closes' if summary['ledger_closes'] else 'DOES NOT CLOSE'}")
         self.say(f"model    {summary['model_dir']}")
+
+
+def visible(text: str, *, but: str = "\n\t") -> str:
+    """The text with control characters, and those that turn the direction of writing, as escapes.
+
+    What a model writes would otherwise command the terminal.
+    """
+    return _COMMANDS.sub(lambda found: found[0] if found[0] in but else ascii(found[0])[1:-1], text)
 
 
 def _number(value: float | None) -> str:

@@ -48,7 +48,10 @@ def _finite(value: Any) -> Any:
 
 
 class MetricsReader:
-    """Follows a run's metrics from the start; whole lines only. A line that a crash cut is passed over."""
+    """Follows a run's metrics from the start; whole lines only.
+
+    What is no line of metrics is passed over: a crash cuts lines, and a power cut may leave a block of zeros.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / FILE_NAME
@@ -56,7 +59,7 @@ class MetricsReader:
 
     def new_lines(self) -> Iterator[dict[str, Any]]:
         """The lines appended since the last call."""
-        if not self._path.exists():
+        if not self._path.is_file():
             return
         with self._path.open("rb") as file:
             file.seek(self._offset)
@@ -65,5 +68,14 @@ class MetricsReader:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                with suppress(json.JSONDecodeError):
-                    yield json.loads(line)
+                if (found := _decoded(line)) is not None:
+                    yield found
+
+
+def _decoded(line: bytes) -> dict[str, Any] | None:
+    # ValueError: no JSON, no UTF-8, or a number of thousands of digits.
+    with suppress(ValueError, RecursionError):
+        found = json.loads(line)
+        if isinstance(found, dict) and isinstance(found.get("event"), str):
+            return found
+    return None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console as RichConsole
 
-from stream_grpo.console import PACE_EVERY_S, Console
+from stream_grpo.console import PACE_EVERY_S, Console, visible
 
 LINES = [json.loads(line) for line in (Path(__file__).parent / "data" / "metrics_run.jsonl").read_text().splitlines()]
 ALARM = {
@@ -72,3 +72,10 @@ def test_to_finish_twice_or_without_a_panel_does_no_harm() -> None:
     with console.steps(3):
         console.finish({})
     console.finish({"steps": 3})
+
+
+def test_what_a_model_writes_commands_no_terminal() -> None:
+    # A title, a cleared screen and reversed text; line ends and tabs stay.
+    assert visible("a\x1b]0;t\x07\u202eb\n\tc\x9b2J") == "a\\x1b]0;t\\x07\\u202eb\n\tc\\x9b2J"
+    assert visible("a\tb\n", but="") == "a\\tb\\n"  # in a cell of a table between tabs
+    assert visible("0.97 ± 0.01 → ok") == "0.97 ± 0.01 → ok"

@@ -51,7 +51,17 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read a finished run. Raises ConfigError where it has not ended, or was evaluated on nothing."""
+    """Read a finished run.
+
+    Raises ConfigError where it has not ended, was evaluated on nothing, or has files that are not those of a run.
+    """
+    try:
+        return _read(path)
+    except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
+        raise ConfigError(f"{path}: its files are not those of a finished run: {error!r}") from error
+
+
+def _read(path: Path) -> Run:
     manifest = _object(path / MANIFEST_FILE, "no run there")
     summary = _object(path / "summary.json", "the run has not come to its end; go on with --resume")
     domains = _domains(path)
@@ -101,6 +111,13 @@ def _whole(
         scores = [ProblemScore(**fields) for fields in json.loads(file.read_bytes())]
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{file}: no scores in it: {error}") from error
+    for score in scores:
+        counts = (0, score.num_passed, score.num_scored)
+        if not all(type(count) is int for count in counts) or sorted(counts) != list(counts):
+            raise ConfigError(
+                f"{file}: problem {score.problem_id!r} passed {score.num_passed} of {score.num_scored}: expected whole "
+                f"numbers, the first at most the second"
+            )
     chosen = {score.problem_id: score for score in scores if not domains or score.domain in domains}
     row = rows[HEADLINE]
     return Evaluated(

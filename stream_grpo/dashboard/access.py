@@ -82,7 +82,7 @@ class Guard:
         named = request.query_params.get("token")
         if named is not None and self._is_token(named):
             rest = [(key, value) for key, value in request.query_params.multi_items() if key != "token"]
-            answer = RedirectResponse(f"{request.url.path}{'?' if rest else ''}{urlencode(rest)}", 303)
+            answer = RedirectResponse(f"/{request.url.path.lstrip('/')}{'?' if rest else ''}{urlencode(rest)}", 303)
             # Over plain HTTP too: the page has no certificate of its own. Lax: a link in a chat or a wiki has to work,
             # and a link is all that another site can make of it, since requests change nothing.
             answer.set_cookie(cookie, self._token, httponly=True, samesite="lax", path="/")

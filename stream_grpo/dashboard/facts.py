@@ -47,13 +47,15 @@ class Settings:
     def read(cls, run_dir: Path) -> Settings:
         """Of a run folder; nothing where its file cannot be read."""
         tree: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             tree = tomllib.loads((run_dir / "config.toml").read_text(encoding="utf-8-sig"))
         sections = {name: section for name, section in tree.items() if isinstance(section, dict)}
+        domains = sections.get("evaluation", {}).get("domains")
+        named = [domain for domain in domains if isinstance(domain, str)] if isinstance(domains, list) else []
         model, seed = sections.get("model", {}).get("path"), sections.get("run", {}).get("seed")
         return cls(
             {key: sections.get(section, {}).get(key) for section, key in _SETTINGS},
-            frozenset(sections.get("evaluation", {}).get("domains", ())),
+            frozenset(named),
             seed if isinstance(seed, int) else 0,
             Path(model) if isinstance(model, str) else None,
         )
@@ -82,7 +84,7 @@ class Files:
             stamp = stamp_of(path)
             if name not in self._known or self._known[name][:2] != (stamp, given):
                 self._known[name] = stamp, given, of(msgspec.json.decode(path.read_bytes()), *given)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, RecursionError):
             return None
         return self._known[name][2]
 
@@ -140,7 +142,7 @@ def _rates(problems: Sequence[Any], domains: frozenset[str]) -> list[float]:
     """In the order of the problems' ids, so that a seed draws the same ones whatever the order of the file."""
     found = []
     for problem in problems:
-        with suppress(TypeError, KeyError, ZeroDivisionError, AttributeError):
+        with suppress(TypeError, KeyError, ArithmeticError, AttributeError):
             if not domains or problem["domain"] in domains:
                 found.append((str(problem["problem_id"]), problem["num_passed"] / problem["num_scored"]))
     return [rate for _, rate in sorted(found)]

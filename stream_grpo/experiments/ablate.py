@@ -11,7 +11,7 @@ from stream_grpo.comparison.runs import read_run
 from stream_grpo.config import Config
 from stream_grpo.config_file import load
 from stream_grpo.errors import ConfigError
-from stream_grpo.experiments.cells import Cell, Series, name_of
+from stream_grpo.experiments.cells import Cell, Series, check_names, name_of
 
 BASE = "base"
 KL_WEIGHT = 0.01
@@ -72,6 +72,17 @@ AXES: Mapping[str, Callable[[Config], Iterable[Variant]]] = {
 """What may be ablated, by name."""
 
 
+FIXED = frozenset(
+    {
+        "run.seed",
+        "run.num_steps",
+        "run.max_generated_tokens",
+        *(f"evaluation.{name}" for name in ("files", "domains", "num_problems", "problems_seed")),
+    }
+)
+"""Settings that no variant may have for itself: seeds, the budget, and what all are compared on."""
+
+
 def variants_of(config: Config, over: Sequence[str], vary: Iterable[str] = ()) -> list[Variant]:
     """The configuration first, then each of its variants. `vary`: `section.name=value,value` for settings by hand.
 
@@ -84,6 +95,8 @@ def variants_of(config: Config, over: Sequence[str], vary: Iterable[str] = ()) -
         name, equals, values = text.partition("=")
         if not equals or "." not in name:
             raise ConfigError(f"--vary {text}: expected section.name=value,value, as --vary stream.max_policy_age=1,8")
+        if name.strip() in FIXED:
+            raise ConfigError(f"--vary {name.strip()}: all runs of an ablation have it in common; vary another")
         found += [(name_of([f"{name.rpartition('.')[2]}-{v.strip()}"]), {name: v.strip()}) for v in values.split(",")]
     if not found:
         raise ConfigError("ablate: nothing varies; name axes with --over, or settings with --vary")
@@ -127,6 +140,7 @@ def ablate(
     variants = variants_of(config, over, vary)
     budget = num_tokens or config.run.max_generated_tokens
     cells = cells_of(config, variants, num_seeds, budget)
+    check_names(cells)
     if budget is None:
         for cell in cells:
             series.config(cell)

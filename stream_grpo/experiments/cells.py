@@ -59,11 +59,9 @@ class Series:
 
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise ConfigError where a cell cannot be run, before any is."""
-        seen = set[str]()
+        cells = list(cells)
+        check_names(cells)
         for cell in cells:
-            if cell.name in seen:
-                raise ConfigError(f"two cells are called {cell.name!r}: their settings are the same; leave one out")
-            seen.add(cell.name)
             try:
                 self._is_done(cell, self.config(cell))
             except ConfigError as error:
@@ -96,6 +94,17 @@ class Series:
             arguments += [part for override in self._overrides(cell) for part in ("--set", override)]
         call(arguments, log, self.num_cores)
         return run
+
+
+def check_names(cells: Iterable[Cell]) -> None:
+    """Raise ConfigError for two cells of one name, and for settings that name or place a run: each has its own."""
+    seen = set[str]()
+    for cell in cells:
+        if given := sorted({"run.name", "run.root"} & cell.settings.keys()):
+            raise ConfigError(f"{given[0]}: every cell has its own; vary another setting")
+        if cell.name in seen:
+            raise ConfigError(f"two cells are called {cell.name!r}: their settings are the same; leave one out")
+        seen.add(cell.name)
 
 
 def call(arguments: Sequence[str], log: Path, num_cores: int = 0) -> None:

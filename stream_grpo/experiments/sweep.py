@@ -103,8 +103,9 @@ def sweep(series: Series, grid: Mapping[str, list[str]], like: Path | None, say:
     """
     cells = cells_of(grid)
     series.check(cells)
+    calibration = None if like is None else calibrate(like)
     runs = [series.made(cell, say) for cell in cells]
-    calibration = calibrate(like or runs[0])
+    calibration = calibration or calibrate(runs[0])
     results = tuple(
         _result(cell, run, calibration.world, cores_of(series.config(cell)))
         for cell, run in zip(cells, runs, strict=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stream_grpo.config import Config
 from stream_grpo.config_file import load_run
 from stream_grpo.errors import ConfigError
-from stream_grpo.metrics import MetricsReader
+from stream_grpo.metrics import FILE_NAME, MetricsReader
 from stream_grpo.planner.world import LearnerTimes, Rollouts, SamplerTimes, World
 from stream_grpo.rollouts.views import Filters, Groups, journal_of
 
@@ -48,7 +48,14 @@ class _Line(NamedTuple):
 
 
 def calibrate(run: Path) -> Calibration:
-    """Read the world of a run. Raises ConfigError where there is too little of it."""
+    """Read the world of a run. Raises ConfigError where there is too little of it, or its lines are not a run's."""
+    try:
+        return _calibrate(run)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{run / FILE_NAME}: its lines are not those of a run: {error!r}") from error
+
+
+def _calibrate(run: Path) -> Calibration:
     config = load_run(run.resolve())
     lines = list(MetricsReader(run).new_lines())
     defaults: list[str] = []

@@ -134,7 +134,7 @@ def test_a_run_that_has_not_ended_is_refused(tmp_path: Path) -> None:
     assert "no run there" in call(ended, tmp_path / "none").output
     assert "name at least two runs" in call(ended).output
     (ended / "evaluation-after.json").unlink()
-    assert "nothing was evaluated after training" in call(ended, ended).output
+    assert "nothing was evaluated after training" in call(ended, make_run(tmp_path, "z", {"a": 1})).output
 
 
 def test_the_command_prints_a_table_and_draws(tmp_path: Path) -> None:
@@ -162,3 +162,32 @@ def test_the_command_prints_a_table_and_draws(tmp_path: Path) -> None:
 )
 def test_runs_of_one_configuration_are_called_by_what_their_names_share(names: list[str], label: str) -> None:
     assert label_of(names) == label
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("manifest.json", '{"seed": "x"}', "not those of a finished run"),
+        ("manifest.json", '{"seed": 1, "identities": 3}', "not those of a finished run"),
+        ("summary.json", "{}", "not those of a finished run"),
+        ("metrics.jsonl", '{"event": "step"}\n', "not those of a finished run"),
+        ("evaluation-after.json", '[{"problem_id": "a", "domain": "d", "num_scored": 4, "num_passed": 9}]', "9 of 4"),
+        ("evaluation-after.json", '[{"problem_id": "a", "domain": "d", "num_scored": 4, "num_passed": -1}]', "-1 of 4"),
+        ("evaluation-after.json", "[3]", "no scores in it"),
+    ],
+)
+def test_files_that_are_not_a_runs_are_refused_in_a_sentence(
+    tmp_path: Path, file: str, text: str, message: str
+) -> None:
+    run = make_run(tmp_path, "r", {"a": 2})
+    (run / file).write_text(text)
+    answer = call(run, make_run(tmp_path, "other", {"a": 2}))
+    assert answer.exit_code == 2
+    assert message in answer.output
+
+
+def test_a_run_is_no_second_seed_of_itself(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "r", {"a": 2})
+    answer = call(run, tmp_path / "x" / ".." / "r")
+    assert answer.exit_code == 2
+    assert "the same run twice" in answer.output

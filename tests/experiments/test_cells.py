@@ -170,6 +170,9 @@ def test_axes_that_are_none_are_refused_and_other_settings_go_by_hand() -> None:
         variants_of(config(), ["size"])
     with pytest.raises(ConfigError, match="nothing varies"):
         variants_of(config(), [])
+    for fixed in ("run.seed=5,6", "run.max_generated_tokens=9", "evaluation.num_problems=3"):
+        with pytest.raises(ConfigError, match="all runs of an ablation have it in common"):
+            variants_of(config(), [], [fixed])
     found = variants_of(config(), [], ["stream.max_policy_age=1,8"])
     assert json.loads(json.dumps(found)) == [
         [BASE, {}],
@@ -207,3 +210,13 @@ def test_without_a_budget_the_first_run_sets_that_of_the_others_and_a_second_cal
         assert found.rows[1].difference is not None
         assert found.rows[1].difference.low == 0.5
     assert begun == [f"{name}-s{seed}" for seed in range(3) for name in ("base", "num_epochs-2")]
+
+
+@pytest.mark.parametrize("given", [["learner.num_epochs=2,2"], ["run.name=a"]])
+def test_an_ablation_that_cannot_end_begins_nothing(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    monkeypatch.setattr(celling, "call", lambda *arguments: pytest.fail("a cell was trained"))
+    series = Series(file=file, overrides=(), root=tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"two cells are called|every cell has its own"):
+        ablate(series, [], given, num_seeds=3, num_tokens=None, say=lambda text: None)

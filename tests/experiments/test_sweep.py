@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from stream_grpo.console import Console
+from stream_grpo.errors import ConfigError
 from stream_grpo.experiments import sweep as sweeps
 from stream_grpo.experiments.cells import Cell, Series
 from stream_grpo.planner.calibration import Calibration
@@ -52,3 +53,14 @@ def test_it_is_a_table_and_a_picture(swept: sweeps.Sweep, tmp_path: Path, capsys
     assert "not measured: x: 0 is taken" in output
     sweeps.draw(swept, tmp_path / "p.svg")
     assert "<svg" in (tmp_path / "p.svg").read_text()
+
+
+def test_what_calibrates_is_looked_at_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[model]\npath = "m"\n')
+    monkeypatch.setattr(Series, "made", lambda *arguments: pytest.fail("a cell was trained"))
+    series, grid = Series(file=file, overrides=(), root=tmp_path / "out"), {"stream.max_policy_age": ["4"]}
+    with pytest.raises(ConfigError, match="nowhere"):
+        sweeps.sweep(series, grid, tmp_path / "nowhere", lambda text: None)
