@@ -180,8 +180,8 @@ class Leased(LearnerChannel):
 
     group_ids: Sequence[str] = ()
 
-    def lease(self, version: PolicyVersion, num_groups: int, timeout_s: float = 60.0) -> Lease:
-        lease = super().lease(version, num_groups, timeout_s)
+    def lease(self, version: PolicyVersion, num_groups: int, **how: Any) -> Lease:
+        lease = super().lease(version, num_groups, **how)
         if lease.groups:
             self.group_ids = [group.group_id for group in lease.groups]
         return lease
