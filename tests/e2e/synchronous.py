@@ -99,6 +99,7 @@ class Loop:
                 microbatch_tokens=self.config.learner.microbatch_tokens,
                 num_minibatches=self.config.learner.num_minibatches,
                 sampled_by=lambda version: Sampled(0, False),
+                attention_cost=self.learner.attention_cost,
             )
         )
 

@@ -276,13 +276,15 @@ def test_a_sandbox_that_cannot_start_is_never_a_reward(monkeypatch: pytest.Monke
 def test_a_fork_and_loop_is_stopped_and_the_next_program_is_not_held_up() -> None:
     """Report C39."""
     program = "import subprocess\nsubprocess.Popen(['/usr/bin/sleep', '1000.39'])\nwhile True: pass"
+    close_idle()
+    before = psutil.Process().children(recursive=True)
     started = time.monotonic()
     result = check(program, tests=PAIRS, time_limit_s=2)
     assert (result.decision, result.reward) == (Decision.FAIL, 0.0)
     assert time.monotonic() - started < 20  # 2 s of it are the limit
     assert check(PLUS_ONE, tests=PAIRS, time_limit_s=20).reward == 1.0
     close_idle()
-    assert psutil.Process().children(recursive=True) == []
+    assert [child for child in psutil.Process().children(recursive=True) if child not in before] == []
     assert [p for p in psutil.process_iter(["cmdline"]) if "1000.39" in (p.info["cmdline"] or [])] == []
     assert list(Path(sandbox_module.tempfile.gettempdir()).glob(HOME_PREFIX + "*")) == []
 
