@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,13 +40,7 @@ def compare(
         if len({run.resolve() for run in runs}) < len(runs):
             raise ConfigError("the same run twice; name each once")
         found = compare_runs([read_run(run) for run in runs], seed)
-        if as_json:
-            print(json.dumps(found.as_fields()))
-        else:
-            show.show(found, console)
-        if picture is not None:
-            show.draw(found, picture)
-            console.say(f"picture: {picture}")
+        _give(found, show, console, picture, as_json=as_json)
 
 
 def sweep(
@@ -72,13 +66,7 @@ def sweep(
             check_path(picture)
         series = Series(file=file, overrides=tuple(overrides or ()), root=out or Path("runs") / f"sweep-{file.stem}")
         found = sweeps.sweep(series, sweeps.parse_grid(grid or []), like, console.say)
-        if as_json:
-            print(json.dumps(found.as_fields()))
-        else:
-            sweeps.show(found, console)
-        if picture is not None:
-            sweeps.draw(found, picture)
-            console.say(f"picture: {picture}")
+        _give(found, sweeps, console, picture, as_json=as_json)
 
 
 def ablate(
@@ -109,10 +97,15 @@ def ablate(
         series = Series(file=file, overrides=tuple(overrides or ()), root=out or Path("runs") / f"ablate-{file.stem}")
         names = [name.strip() for name in over.split(",") if name.strip()]
         found = ablate_over(series, names, vary or [], num_seeds=seeds, num_tokens=tokens, say=console.say)
-        if as_json:
-            print(json.dumps(found.as_fields()))
-        else:
-            show.show(found, console)
-        if picture is not None:
-            show.draw(found, picture)
-            console.say(f"picture: {picture}")
+        _give(found, show, console, picture, as_json=as_json)
+
+
+def _give(found: Any, views: Any, console: Console, picture: Path | None, *, as_json: bool) -> None:
+    """The result as one JSON object or as a table, and as a picture: `views` has `show` and `draw` for it."""
+    if as_json:
+        print(json.dumps(found.as_fields()))
+    else:
+        views.show(found, console)
+    if picture is not None:
+        views.draw(found, picture)
+        console.say(f"picture: {picture}")

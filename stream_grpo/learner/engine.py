@@ -132,8 +132,9 @@ class LearnerEngine:
         is_token = (
             torch.arange(shared.first, 9, device=self.device) < torch.from_numpy(lengths_B).to(self.device)[:, None]
         )
-        is_known = is_token & apart.isfinite() & together.isfinite()
-        return float(torch.where(is_known, (apart - together).abs(), 0.0).max())
+        # A token outside the support of a filter has -inf both ways; anything else that is not finite is no logprob.
+        gap_BK = torch.where(apart == together, 0.0, (apart - together).abs()).nan_to_num(nan=torch.inf)
+        return float(torch.where(is_token, gap_BK, 0.0).max())
 
     def logprobs(
         self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, entropy_gradient: bool = False

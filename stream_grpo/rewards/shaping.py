@@ -41,9 +41,9 @@ def shaped(rollout: Rollout, shaping: Shaping, *, step: int, max_new_tokens: int
     if shaping.truncated == "leave_out" and rollout.end_reason is EndReason.LENGTH:
         evidence = f"left out, cut at {max_new_tokens} tokens; the verifier said {result.decision}: {result.evidence}"
         return replace(result, decision=Decision.UNKNOWN, reward=None, evidence=evidence)
-    if not _has_terms(shaping, step):
+    terms = _terms(rollout, shaping, step=step, max_new_tokens=max_new_tokens)
+    if not terms:
         return result
-    terms = _terms(rollout.token_ids[rollout.loss_mask].tolist(), shaping, step=step, max_new_tokens=max_new_tokens)
     components = {**result.components, **{PREFIX + name: value for name, value in terms.items()}}
     return replace(result, reward=result.reward + sum(terms.values()), components=components)
 
@@ -88,23 +88,22 @@ def type_token_ratio(token_ids: Sequence[int], *, window: int) -> float:
     return total / (size * (len(token_ids) - size + 1))
 
 
-def _has_terms(shaping: Shaping, step: int) -> bool:
-    repeats = shaping.repetition_weight and step >= shaping.repetition_from_step
-    is_poor = shaping.type_token_weight and step >= shaping.type_token_from_step
-    return bool(shaping.overlong_tokens is not None or repeats or is_poor)
+def _sampled_ids(rollout: Rollout) -> list[int]:
+    ids: list[int] = rollout.token_ids[rollout.loss_mask].tolist()
+    return ids
 
 
-def _terms(token_ids: Sequence[int], shaping: Shaping, *, step: int, max_new_tokens: int) -> dict[str, float]:
+def _terms(rollout: Rollout, shaping: Shaping, *, step: int, max_new_tokens: int) -> dict[str, float]:
     """Every term that acts at this step, 0 or less, by name."""
     terms: dict[str, float] = {}
     if shaping.overlong_tokens is not None:
-        penalty = overlong(len(token_ids), max_tokens=max_new_tokens, cache=shaping.overlong_tokens)
+        penalty = overlong(rollout.num_sampled_tokens, max_tokens=max_new_tokens, cache=shaping.overlong_tokens)
         terms["overlong"] = shaping.overlong_weight * penalty
     if shaping.repetition_weight and step >= shaping.repetition_from_step:
-        share = repeated_share(token_ids, n=shaping.repetition_ngram)
+        share = repeated_share(_sampled_ids(rollout), n=shaping.repetition_ngram)
         terms["repetition"] = -shaping.repetition_weight * share
     if shaping.type_token_weight and step >= shaping.type_token_from_step:
-        ratio = type_token_ratio(token_ids, window=shaping.type_token_window)
+        ratio = type_token_ratio(_sampled_ids(rollout), window=shaping.type_token_window)
         lack = max(0.0, 1 - ratio / shaping.type_token_floor)
         terms["type_token"] = -shaping.type_token_weight * lack
     return terms
