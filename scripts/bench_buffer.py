@@ -11,7 +11,7 @@ encoded  The same with the sampler's encoding before it, against pickle of Pytho
 memory   Resident memory over many groups of which 3 in 4 are trained, with checkpoints, outcomes that the curator
          takes, retention and new logs. Goal: flat over the last 100,000. Before them the buffer comes to remember as
          many inserts as it ever will, and the allocator to keep what folds, snapshots and records of a moment take:
-         that ends after about 90,000 groups. On a disk in memory where there is one: it is not the disk that is measured.
+         that ends after about 90,000 groups. On a disk in memory where there is one: the disk is not measured here.
 """
 
 from __future__ import annotations
