@@ -178,10 +178,18 @@ def draw(q_P: NDArray[np.float64], num: int, rng: np.random.Generator) -> NDArra
         # A clock of a rate near 0 may ring later than any number: then it rings last.
         with np.errstate(over="ignore"):
             rings = rng.standard_exponential(support.size) / q_P[support]
-        first = np.argsort(rings, kind="stable")[:num]
+        first = _smallest(rings, num)
         rounds.append(support[first].astype(np.int64))
         num -= first.size
     return np.concatenate(rounds)
+
+
+def _smallest(value: NDArray[np.float64], num: int) -> NDArray[np.int64]:
+    """Where the `num` smallest are, the smallest first, equal ones in their order: a sort of these alone."""
+    if num >= value.size:
+        return np.argsort(value, kind="stable")
+    among = np.flatnonzero(value <= np.partition(value, num - 1)[num - 1])
+    return among[np.argsort(value[among], kind="stable")[:num]]
 
 
 def draw_parts(parts: Sequence[Part], num: int, rng: np.random.Generator) -> NDArray[np.int64]:
