@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,6 +34,10 @@ class Features:
     """Each problem's numbers, centred, of size about 1; may have no columns."""
     is_vector_X: NDArray[np.bool_]
     """Which numbers belong to the text's vector: their weights are many, and move little."""
+    expected_bias: float = 0.0
+    """Logit of the pass rate that is expected of all numbers 0, before the first group."""
+    expected_weight_X: NDArray[np.float64] | None = None
+    """What 1 more of each number is expected to add to it; None: nothing."""
 
     @property
     def num_domains(self) -> int:
@@ -50,21 +55,26 @@ def make_features(
     """Features from columns: domains by name, lengths of prompts, offline pass rates, vectors as `fourier` makes them.
 
     A column of offline rates (one of A models) becomes the logit of (n rate + 1) / (n + 2), n = OFFLINE_ROLLOUTS, less
-    its mean, 0 where it is missing (NaN); and, where some are missing, a second one that says so.
+    its mean, over its deviation, 0 where it is missing (NaN); and, where some are missing, a second one that says so.
+    Before any group the logit of the policy's rate is expected to be the mean of those of the A models: what is hard
+    for others is hard here, and what half of their answers solve is worth asking first.
 
     Raises ValueError for columns of other lengths, and rates outside [0, 1].
     """
-    columns: list[NDArray[np.float64]] = []
+    columns: list[_Column] = []
     if num_characters_P is not None:
         columns.append(_standard(np.log1p(np.asarray(num_characters_P, np.float64))))
+    bias = 0.0
     if offline_rate_PA is not None:
-        columns.extend(_offline_columns(np.asarray(offline_rate_PA, np.float64).reshape(len(domains), -1)))
+        offline, bias = _offline_columns(np.asarray(offline_rate_PA, np.float64).reshape(len(domains), -1))
+        columns.extend(offline)
     vectors = np.zeros((len(domains), 0), np.float32) if vector_PV is None else vector_PV
-    if {len(vectors), *map(len, columns)} != {len(domains)}:
+    if {len(vectors), *(len(column.number_P) for column in columns)} != {len(domains)}:
         raise ValueError(f"features: expected columns of {len(domains)} problems")
-    numbers = np.concatenate([*(column[:, None].astype(np.float32) for column in columns), vectors], axis=1)
+    numbers = np.concatenate([*(column.number_P[:, None].astype(np.float32) for column in columns), vectors], axis=1)
+    weights = np.array([*(column.weight for column in columns), *np.zeros(vectors.shape[1])])
     is_vector_X = np.arange(numbers.shape[1]) >= len(columns)
-    return Features(_domain_numbers(domains), numbers, is_vector_X)
+    return Features(_domain_numbers(domains), numbers, is_vector_X, bias, weights)
 
 
 def features_of(problems: Iterable[Problem], *, embed: Embed | None = None, num_vector: int = 0) -> Features:
@@ -110,25 +120,36 @@ def _domain_numbers(domains: Sequence[str]) -> NDArray[np.int64]:
     return np.array([number[domain] for domain in domains], np.int64)
 
 
-def _offline_columns(rate_PA: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
+class _Column(NamedTuple):
+    number_P: NDArray[np.float64]
+    """With mean 0 and, unless all are equal, deviation 1."""
+    weight: float = 0.0
+    """Its expected weight."""
+
+
+def _offline_columns(rate_PA: NDArray[np.float64]) -> tuple[list[_Column], float]:
+    """Columns of A models, and the expected logit of their zeros."""
+    columns, mean_A = [], []
     for rate_P in rate_PA.T:
         is_known_P = ~np.isnan(rate_P)
         known = rate_P[is_known_P]
         if not np.all((known >= 0) & (known <= 1)):
             raise ValueError("offline pass rate: expected within [0, 1], or NaN where there is none")
         shrunk = (OFFLINE_ROLLOUTS * known + 1.0) / (OFFLINE_ROLLOUTS + 2.0)
+        known_logit = np.log(shrunk / (1.0 - shrunk))
         logit_P = np.zeros(len(rate_P))
-        logit_P[is_known_P] = _standard(np.log(shrunk / (1.0 - shrunk)))
-        yield logit_P
+        logit_P[is_known_P] = _standard(known_logit).number_P
+        columns.append(_Column(logit_P, float(known_logit.std()) / rate_PA.shape[1] if known.size else 0.0))
+        mean_A.append(float(known_logit.mean()) if known.size else 0.0)
         if not is_known_P.all():
-            yield _standard(is_known_P.astype(np.float64))
+            columns.append(_standard(is_known_P.astype(np.float64)))
+    return columns, float(np.mean(mean_A)) if mean_A else 0.0
 
 
-def _standard(column: NDArray[np.float64]) -> NDArray[np.float64]:
-    """With mean 0 and, unless all are equal, deviation 1."""
+def _standard(column: NDArray[np.float64]) -> _Column:
     centred = column - (column.mean() if column.size else 0.0)
     deviation = float(centred.std()) if column.size else 0.0
-    return centred / deviation if deviation > 1e-9 else np.zeros_like(centred)
+    return _Column(centred / deviation if deviation > 1e-9 else np.zeros_like(centred))
 
 
 def _text(problem: Problem) -> str:

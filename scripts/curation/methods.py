@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from curation.world import Floats, Learner
+from curator.chooser import MAX_CANDIDATES
 from curator.difficulty import SlidingRate, expected_signal
 from curator.estimators.features import Features, fourier, make_features
 from curator.estimators.item_response import ItemResponse, Prior
 from curator.estimators.value import VALUES, mixed_K
-from curator.selection import Part, Shares, draw_parts, selection_parts, shared_parts
+from curator.selection import Part, Shares, candidates, draw_parts, selection_parts, shared_parts
 from curator.standing import retired
 
 Indices = NDArray[np.int64]
@@ -229,12 +230,15 @@ class Joint(Method):
         vectors = fourier(self.learner.vector_NV.astype(np.float32), 32)
         return make_features([str(domain) for domain in self.learner.domain_N], vector_PV=vectors)
 
-    def odds(self, step: int) -> list[Part]:
-        """See Method."""
-        belief = self._model.predict()
-        solved, hopeless = retired(belief, self._num_groups_N)
-        worth = np.where(solved | hopeless, 0.0, belief.group_value_P(self._value_K))
-        return shared_parts(worth, self.num_in_flight > 0, self._num_groups_N == 0, self.learner.domain_N, self._shares)
+    def choose(self, num: int, step: int) -> Indices:
+        """See Method. Of a large pool each draw looks at a part, as the curator does."""
+        index_C = candidates(self.num, MAX_CANDIDATES, self.rng)
+        belief, num_groups_C = self._model.predict(index_C), self._num_groups_N[index_C]
+        solved, hopeless = retired(belief, num_groups_C)
+        worth_C = np.where(solved | hopeless, 0.0, belief.group_value_P(self._value_K))
+        domain_C, in_flight_C = self.learner.domain_N[index_C], self.num_in_flight[index_C] > 0
+        parts = shared_parts(worth_C, in_flight_C, num_groups_C == 0, domain_C, self._shares)
+        return np.resize(index_C[draw_parts(parts, num, self.rng)], num)
 
     def observe(self, index: Indices, passed: Indices, num: int, step: int) -> None:
         """See Method."""
