@@ -70,6 +70,7 @@ class SlidingRate:
         self.domain_rate_D = np.full(int(domain_P.max(initial=-1)) + 1, unseen_rate, np.float64)
         """Rate of each domain D."""
         self._num_groups_D = np.zeros(len(self.domain_rate_D), np.int64)
+        self._num_problems_D = np.bincount(domain_P, minlength=len(self.domain_rate_D))
         self.num_groups_P = np.zeros(num_problems, np.int64)
         """Groups that moved the rate."""
         self.num_scored_P = np.zeros(num_problems, np.int64)
@@ -85,6 +86,15 @@ class SlidingRate:
     def rate_P(self) -> NDArray[np.float64]:
         """Rate of each problem: its own, or that of its domain before it has one."""
         return np.where(self.num_groups_P > 0, self._own_rate_P, self.domain_rate_D[self._domain_P])
+
+    def seen_and_unseen(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Rates of the problems that have one of their own, and of each domain how many have none.
+
+        What is asked every second must not take as long as the pool is large.
+        """
+        index = np.flatnonzero(self.num_groups_P)
+        seen_D = np.bincount(self._domain_P[index], minlength=len(self.domain_rate_D))
+        return self._own_rate_P[index], self._num_problems_D - seen_D
 
     def update(self, index: int, mean_reward: float, *, num_scored: int = 1, step: int = -1) -> None:
         """Move one problem's rate by the mean reward of `num_scored` rollouts. Raises ValueError for NaN."""

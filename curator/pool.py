@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import warnings
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -20,6 +21,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from curator.errors import PoolError
 from curator.leftovers import locked_folder
@@ -119,28 +121,50 @@ class Pool:
 
     @cached_property
     def _problems(self) -> pa.Table:
+        """All problems by index. In one piece: of a table in many, a few rows take as long as all."""
         with _reading(self.path):
-            return self._problem_table.to_arrow()
-
-    @cached_property
-    def _order(self) -> Any:
-        return np.asarray(pc.sort_indices(self._problems["problem_id"]), np.int64)
+            table = self._problem_table.to_arrow()
+        ids = table["problem_id"]
+        if not pc.all(pc.less(ids.slice(0, max(0, len(ids) - 1)), ids.slice(1))).as_py():
+            table = table.take(pc.sort_indices(ids))
+        return table.combine_chunks()
 
     @cached_property
     def problem_ids(self) -> list[str]:
-        """Ids by index."""
-        ids: list[str] = self._problems["problem_id"].take(pa.array(self._order)).to_pylist()
+        """Ids by index, ascending."""
+        ids: list[str] = self._problems["problem_id"].to_pylist()
         return ids
 
+    def index_of(self, problem_id: str) -> int | None:
+        """Index of a problem; None where it is not in the pool."""
+        ids = self.problem_ids
+        index = bisect_left(ids, problem_id)
+        return index if index < len(ids) and ids[index] == problem_id else None
+
     @cached_property
+    def domain_names(self) -> list[str]:
+        """Domains that problems have, ascending."""
+        return sorted(pc.unique(self._problems["domain"]).to_pylist())
+
+    @cached_property
+    def domain_numbers(self) -> NDArray[np.int64]:
+        """Each problem's place in `domain_names`, by index."""
+        numbers = pc.index_in(self._problems["domain"], pa.array(self.domain_names, pa.string()))
+        return np.asarray(numbers, np.int64)
+
+    @property
     def domains(self) -> list[str]:
         """Domains by index."""
-        domains: list[str] = self._problems["domain"].take(pa.array(self._order)).to_pylist()
-        return domains
+        names = self.domain_names
+        return [names[number] for number in self.domain_numbers.tolist()]
+
+    def columns(self, names: Sequence[str], num_rows: int) -> Iterator[pa.RecordBatch]:
+        """Some columns of PROBLEM_SCHEMA by index, at most so many rows at a time."""
+        return iter(self._problems.select(list(names)).to_batches(num_rows))
 
     def take(self, indices: Sequence[int]) -> list[Problem]:
         """The problems at some indices, in the order asked."""
-        rows = self._problems.take(pa.array(self._order[np.asarray(indices, np.int64)]))
+        rows = self._problems.take(pa.array(np.asarray(indices, np.int64)))
         with _reading(self.path):
             return [problem_from_row(row) for row in rows.to_pylist()]
 
@@ -179,7 +203,7 @@ class Pool:
         except (OSError, RuntimeError, ValueError) as error:
             raise PoolError(f"{self.path}: cannot remove problems: {error}") from error
         finally:
-            for name in ("_problems", "_order", "problem_ids", "domains"):
+            for name in ("_problems", "problem_ids", "domain_names", "domain_numbers"):
                 self.__dict__.pop(name, None)
 
     def versions(self) -> list[int]:
@@ -202,9 +226,8 @@ class Pool:
     def fingerprint(self) -> str:
         """A hash of all problems, whatever their order: another pool, or a changed problem, gives another."""
         digest = hashlib.sha256()
-        for start in range(0, len(self._order), CREATE_BATCH_ROWS):
-            rows = self._problems.take(pa.array(self._order[start : start + CREATE_BATCH_ROWS])).to_pylist()
-            for row in rows:
+        for batch in self._problems.to_batches(CREATE_BATCH_ROWS):
+            for row in batch.to_pylist():
                 for value in row.values():
                     data = str(value).encode()
                     digest.update(len(data).to_bytes(8, "big") + data)
@@ -222,6 +245,16 @@ class Pool:
             if not (self.path / f"{name}.lance").is_dir():
                 return None
             return lancedb.connect(str(self.path)).open_table(name).to_arrow()
+
+    def keep_further_table(self, name: str, table: pa.Table) -> None:
+        """Write such a table, in place of what it was. Raises PoolError where another process writes to the pool."""
+        self.become_writer()
+        try:
+            database = lancedb.connect(str(self.path))
+            database.drop_table(name, ignore_missing=True)
+            database.create_table(name, table)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise PoolError(f"{self.path}: cannot write the table {name}: {error}") from error
 
     def last_sequence(self) -> int:
         """Sequence number of the newest outcome in the table; -1 where there is none."""
