@@ -19,6 +19,7 @@ from curator.errors import PoolError, SequenceError
 from curator.estimators.belief import Belief
 from curator.pool import Pool
 from curator.pool_features import features_of_pool
+from curator.quarantine import quarantined_ids
 from curator.schema import Outcome, Pick, Problem, outcomes_from_batch, outcomes_to_batch
 from curator.selection import draw_parts, draw_rng, mixture
 
@@ -76,6 +77,9 @@ class Curation:
         features = features_of_pool(pool, text_numbers) if made.estimator == "item_response" else None
         self._chooser = Chooser(pool.domain_numbers, group_size, made, features)
         self._num_in_flight_P = np.zeros(len(pool.problem_ids), np.int64)
+        self._aside = {index for each in quarantined_ids(pool) if (index := pool.index_of(each)) is not None}
+        """Problems that are not drawn."""
+        self._among = _all_but(self._aside, len(pool.problem_ids))
         self._open: OrderedDict[str, _Choice] = OrderedDict()
         self._ended: OrderedDict[str, _Choice] = OrderedDict()
         self._requeued: dict[int, None] = {}
@@ -146,7 +150,7 @@ class Curation:
             self._open[left.pop()] = _Choice(index, 1.0, self._chooser.signal(index))
             self._num_in_flight_P[index] += 1
         while left:
-            odds = self._chooser.odds(self._num_in_flight_P, rng)
+            odds = self._chooser.odds(self._num_in_flight_P, rng, self._among)
             q_C = mixture(odds.parts) * odds.share_drawn_from
             # When all that q allows are drawn, the next round has a q over what is then free.
             for place in draw_parts(odds.parts, len(left), rng).tolist():
@@ -200,7 +204,7 @@ class Curation:
         if index is None:
             return
         self._requeued.pop(index, None)
-        if outcome.fate == "requeued":
+        if outcome.fate == "requeued" and index not in self._aside:
             self._requeued[index] = None
 
     def _end(self, group_id: str) -> None:
@@ -245,6 +249,7 @@ class Curation:
             "next_sequence": self._next_sequence,
             "durable_sequence": self.position().durable_sequence,
             **self._chooser.standing(),
+            "quarantined": len(self._aside),
             "suspects": self.suspects()[:MAX_SUSPECTS_SHOWN],
             "fates": dict(self._fates),
             "scored_groups": self._num_scored_groups,
@@ -266,7 +271,7 @@ class Curation:
         Only the item-response model knows what is alike. See `standing.suspects`.
         """
         ids = self._pool.problem_ids
-        return [ids[index] for index in self._chooser.suspects()]
+        return [ids[suspect.index] for suspect in self._chooser.suspects() if suspect.index not in self._aside]
 
     def close(self) -> None:
         """Flush, and let another process write to the pool."""
@@ -274,3 +279,10 @@ class Curation:
             self.flush()
         finally:
             self._pool.close()
+
+
+def _all_but(aside: set[int], num_problems: int) -> NDArray[np.int64] | None:
+    """The indices that may be drawn; None for all. Where all are put aside, all are drawn: a run must not stall."""
+    if not aside or len(aside) >= num_problems:
+        return None
+    return np.setdiff1d(np.arange(num_problems), np.fromiter(aside, np.int64))

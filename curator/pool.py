@@ -295,6 +295,11 @@ class Pool:
             self._outcome_table.checkout_latest()
             raise PoolError(f"{self.path}: outcomes are appended, but cannot be compacted: {error}") from error
 
+    @property
+    def is_writer(self) -> bool:
+        """Whether this is the one that writes."""
+        return self._lock is not None
+
     def become_writer(self) -> None:
         """Hold the writer's lock until `close`. Raises PoolError where another holds it."""
         if self._lock is not None:

@@ -26,8 +26,7 @@ _ROWS = 1 << 14
 def features_of_pool(pool: Pool, num_text: int) -> Features:
     """As `features_of` of the pool's problems, with `num_text` numbers of their texts as hashed n-grams.
 
-    Those are kept in a table of the pool, whose writer this process is: with a million prompts they take a minute.
-    Raises PoolError.
+    The pool's writer keeps those in a table: of a million prompts they take a while. Raises PoolError.
     """
     lengths, rates = [], []
     for batch in pool.columns(("prompt", "prompt_is_messages", "extra"), _ROWS):
@@ -71,7 +70,8 @@ def _text_numbers(pool: Pool, num: int) -> NDArray[np.float32]:
     )
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(number_PX.reshape(-1)), num)
     table = pa.table({"problem_id": ids, "numbers": vectors})
-    pool.keep_further_table(TEXT_TABLE, table.replace_schema_metadata(made_by))
+    if pool.is_writer:
+        pool.keep_further_table(TEXT_TABLE, table.replace_schema_metadata(made_by))
     return number_PX
 
 

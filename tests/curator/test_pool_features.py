@@ -48,6 +48,9 @@ def test_features_by_columns_are_those_of_the_problems(tmp_path: Path, monkeypat
 
 def test_numbers_of_texts_are_made_once_and_found_again_by_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = make_mixed_pool(tmp_path / "pool")
+    features_of_pool(pool, 8)
+    assert pool.further_table(TEXT_TABLE) is None  # who only reads writes nothing
+    pool.become_writer()
     first = features_of_pool(pool, 8)
     pool.remove(pool.problem_ids[:5])
 
@@ -63,6 +66,7 @@ def test_numbers_of_texts_are_made_once_and_found_again_by_id(tmp_path: Path, mo
 
 def test_numbers_of_texts_that_lack_a_problem_or_are_half_written_are_made_again(tmp_path: Path) -> None:
     pool = make_mixed_pool(tmp_path / "pool")
+    pool.become_writer()
     whole = features_of_pool(pool, 8)
     database = lancedb.connect(str(pool.path))
     kept = database.open_table(TEXT_TABLE).to_arrow()
