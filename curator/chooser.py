@@ -36,7 +36,7 @@ MAX_CANDIDATES = 1 << 13
 class Rules:
     """How problems are estimated and chosen; the fields are those of `[curator]` in a run's configuration."""
 
-    estimator: EstimatorName = "sliding_rate"
+    estimator: EstimatorName = "item_response"
     choice: ChoiceName = "signal"
     signal: SignalName = "mixed"
     rate_step: float = 0.3

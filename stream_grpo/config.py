@@ -83,7 +83,7 @@ class Pool(Section):
 class Curator(Section):
     """Which problem is sampled next."""
 
-    estimator: Literal["sliding_rate", "last_mean", "beta", "item_response"] = "sliding_rate"
+    estimator: Literal["sliding_rate", "last_mean", "beta", "item_response"] = "item_response"
     """How pass rates are predicted: see docs/curation.md. The sliding rate is reported whatever this is."""
     choice: Literal["signal", "worth"] = "signal"
     """`signal`: by expected signal; `worth`: by it per expected token, with shares for domains and the unseen."""
