@@ -112,6 +112,11 @@ class Chooser:
             passed = min(1.0, max(0.0, outcome.mean_reward)) * num_scored
             self.estimator.observe(index, passed, num_scored, time)
 
+    def advance(self, steps: float) -> None:
+        """Let so many policy steps pass without a group."""
+        self._clock.advance(steps)
+        self.estimator.advance(self._clock.now)
+
     def odds(
         self,
         num_in_flight_P: NDArray[np.int64],

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from curator import earlier
 from curator.chooser import Chooser, Rules
 from curator.difficulty import NoSignalCause, SlidingRate, counts, expected_signal, no_signal_cause
 from curator.errors import PoolError, SequenceError
@@ -56,12 +58,14 @@ class Curation:
         group_size: int,
         flush_outcomes: int = 512,
         text_numbers: int = 32,
+        start_from: Path | None = None,
         seed: int = 0,
         at_point: Callable[[str], None] = lambda name: None,
         **rules: Any,
     ) -> None:
         """Become the pool's writer and rebuild the state from its outcomes. `rules` are the fields of `Rules`.
 
+        `start_from` is the folder of another run, or its pool, whose outcomes are learned first; see `earlier`.
         Which groups are in flight is not part of that state: after a restart it is empty. `at_point` is told of
         `outcomes.flush` and `outcomes.flushed`, before and after outcomes are written, for tests of crashes there.
 
@@ -91,7 +95,20 @@ class Curation:
         self._num_scored_groups = 0
         self._num_unknown = 0
         self._num_picks = 0
+        if start_from is not None:
+            earlier.start_from(pool, start_from)
+        self._num_earlier = self._learn_earlier()
         self._rebuild()
+
+    def _learn_earlier(self) -> int:
+        num = 0
+        for outcome in filter(counts, earlier.earlier_outcomes(self._pool)):
+            if (index := self._pool.index_of(outcome.problem_id)) is not None:
+                self._chooser.observe(index, outcome)
+                num += 1
+        if num:
+            self._chooser.advance(earlier.EARLIER_STEPS)
+        return num
 
     def _rebuild(self) -> None:
         for batch in self._pool.outcomes().to_batches(max_chunksize=4096):
@@ -253,6 +270,7 @@ class Curation:
             "suspects": self.suspects()[:MAX_SUSPECTS_SHOWN],
             "fates": dict(self._fates),
             "scored_groups": self._num_scored_groups,
+            "earlier_groups": self._num_earlier,
             "no_signal": causes,
             "no_signal_share": {cause: count / num_scored for cause, count in causes.items()},
             "unknown_problems": self._num_unknown,

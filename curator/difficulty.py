@@ -117,6 +117,9 @@ class SlidingRate:
         """See Estimator."""
         self.update(index, num_passed / num_scored, num_scored=num_scored, step=int(step))
 
+    def advance(self, step: float) -> None:
+        """See Estimator. A rate does not age."""
+
     def predict(self, index_P: NDArray[np.int64] | None = None) -> Point:
         """See Estimator."""
         if index_P is None:

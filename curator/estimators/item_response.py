@@ -88,7 +88,7 @@ class ItemResponse:
 
     def observe(self, index: int, num_passed: float, num_scored: int, step: float) -> None:
         """See Estimator."""
-        self._advance(step)
+        self.advance(step)
         assert self._now is not None
         phi_F = self._features_of(index)
         own_variance = self._own_variance(index)
@@ -114,7 +114,8 @@ class ItemResponse:
         phi_F[self._first_number :] = self._features.number_PX[index]
         return phi_F
 
-    def _advance(self, step: float) -> None:
+    def advance(self, step: float) -> None:
+        """See Estimator."""
         if self._now is None:
             self._now = step
             self._step_P.fill(step)
