@@ -58,14 +58,14 @@ class Curation:
         group_size: int,
         flush_outcomes: int = 512,
         text_numbers: int = 32,
-        start_from: Path | None = None,
+        start_from: Path | Pool | None = None,
         seed: int = 0,
         at_point: Callable[[str], None] = lambda name: None,
         **rules: Any,
     ) -> None:
         """Become the pool's writer and rebuild the state from its outcomes. `rules` are the fields of `Rules`.
 
-        `start_from` is the folder of another run, or its pool, whose outcomes are learned first; see `earlier`.
+        `start_from` is the folder of another run, or a pool, whose outcomes are learned first; see `earlier`.
         Which groups are in flight is not part of that state: after a restart it is empty. `at_point` is told of
         `outcomes.flush` and `outcomes.flushed`, before and after outcomes are written, for tests of crashes there.
 

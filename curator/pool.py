@@ -8,10 +8,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from datetime import timedelta
 from functools import cached_property
 from itertools import islice
@@ -41,6 +43,8 @@ REMOVE_IDS = 4096
 """Ids of one condition."""
 COMPACT_EVERY = 50
 """Appends between two compactions: every append makes a file, and scans slow down with their number."""
+_RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_MAX_TABLES = 10_000
 KEEP_VERSIONS = timedelta(minutes=10)
 """A reader may hold an older version this long."""
 
@@ -51,11 +55,15 @@ class Pool:
     def __init__(self, path: Path, problems: Any, outcomes: Any, compact_every: int) -> None:
         """Use `create` or `open`."""
         self.path = path
+        self.run = ""
+        """Whose outcomes these are; empty: those of the pool itself. See `of_run`."""
         self._problem_table = problems
         self._outcome_table = outcomes
         self._compact_every = compact_every
         self._num_appends = 0
-        self._lock: IO[bytes] | None = None
+        self._lock = _WriterLock(path)
+        self.is_writer = False
+        """Whether this is the one that writes."""
         self._last_sequence: int | None = None
 
     @classmethod
@@ -239,6 +247,30 @@ class Pool:
             self._outcome_table.checkout_latest()
             return self._outcome_table.to_arrow().sort_by("sequence")
 
+    def of_run(self, name: str) -> Pool:
+        """The same problems, in the same memory, with the outcomes of another run in a table of their own.
+
+        One process may write for several runs at once, each with a posterior of its own. Raises PoolError for a name
+        that is more than letters, digits, dashes and underscores, and for a table that cannot be made.
+        """
+        if not _RUN_NAME.fullmatch(name):
+            raise PoolError(f"{self.path}: run {name!r}: expected 1 to 100 letters, digits, dashes or underscores")
+        _ = self._problems, self.problem_ids, self.domain_numbers  # in memory once
+        other = copy(self)
+        other.run, other.is_writer, other._last_sequence, other._num_appends = name, False, None, 0
+        database = lancedb.connect(str(self.path))
+        try:
+            if other.named("outcomes") not in database.table_names(limit=_MAX_TABLES):
+                database.create_table(other.named("outcomes"), schema=OUTCOME_SCHEMA)
+            other._outcome_table = database.open_table(other.named("outcomes"))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise PoolError(f"{self.path}: the outcomes of run {name!r} cannot be opened: {error}") from error
+        return other
+
+    def named(self, table: str) -> str:
+        """Name of a table that each run has for itself."""
+        return f"{table}-{self.run}" if self.run else table
+
     def further_table(self, name: str) -> pa.Table | None:
         """A table that another part keeps in the folder; None where it is not there."""
         with _reading(self.path):
@@ -258,7 +290,7 @@ class Pool:
 
     def last_sequence(self) -> int:
         """Sequence number of the newest outcome in the table; -1 where there is none."""
-        if self._lock is not None and self._last_sequence is not None:
+        if self.is_writer and self._last_sequence is not None:
             return self._last_sequence
         with _reading(self.path):
             self._outcome_table.checkout_latest()
@@ -295,29 +327,43 @@ class Pool:
             self._outcome_table.checkout_latest()
             raise PoolError(f"{self.path}: outcomes are appended, but cannot be compacted: {error}") from error
 
-    @property
-    def is_writer(self) -> bool:
-        """Whether this is the one that writes."""
-        return self._lock is not None
-
     def become_writer(self) -> None:
         """Hold the writer's lock until `close`. Raises PoolError where another holds it."""
-        if self._lock is not None:
-            return
-        # The kernel drops the lock when its holder dies, however it dies.
-        lock = (self.path / "writer.lock").open("wb")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise PoolError(f"{self.path}: another process writes to this pool") from error
-        self._lock, self._last_sequence = lock, None
+        if not self.is_writer:
+            self._lock.take()
+            self.is_writer, self._last_sequence = True, None
 
     def close(self) -> None:
         """Let another process write."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if self.is_writer:
+            self._lock.drop()
+            self.is_writer = False
+
+
+class _WriterLock:
+    """The lock of a pool's folder, held by one process for all the runs that it keeps there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._num_holders = path, 0
+        self._file: IO[bytes] | None = None
+
+    def take(self) -> None:
+        if self._file is None:
+            # The kernel drops the lock when its holder dies, however it dies.
+            file = (self._path / "writer.lock").open("wb")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.close()
+                raise PoolError(f"{self._path}: another process writes to this pool") from error
+            self._file = file
+        self._num_holders += 1
+
+    def drop(self) -> None:
+        self._num_holders -= 1
+        if self._file is not None and not self._num_holders:
+            self._file.close()
+            self._file = None
 
 
 def _problem_batches(problems: Iterable[Problem]) -> Iterator[pa.RecordBatch]:
