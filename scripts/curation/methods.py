@@ -199,23 +199,23 @@ class Joint(Method):
     """Ours: the item-response model that moves with the policy, and shares by expected worth."""
 
     trials = (
-        {"sharpness": 8.0},
+        {"sharpness": 16.0, "floor": 0.02},
         {"sharpness": 16.0},
         {"sharpness": 32.0},
-        {"sharpness": 16.0, "signal": "mixed"},
-        {"sharpness": 16.0, "domain": 0.5},
-        {"sharpness": 16.0, "own_drift": 0.03},
+        {"sharpness": 32.0, "signal": "mixed"},
+        {"sharpness": 32.0, "domain": 0.5},
+        {"sharpness": 32.0, "own_drift": 0.03},
     )
 
     def prepare(
         self,
         signal: str = "centered",
-        sharpness: float = 16.0,
+        sharpness: float = 32.0,
         domain: float = 0.0,
         shared_drift: float = 4e-3,
         own_drift: float = 1e-2,
         own_variance: float = 3.0,
-        floor: float = 0.02,
+        floor: float = 0.005,
         unseen: float = 0.0,
     ) -> None:
         """See Method."""
