@@ -102,13 +102,15 @@ class SlidingRate:
             raise ValueError("mean_reward is NaN: a group without a scored rollout says nothing")
         mean = min(1.0, max(0.0, mean_reward))
         self.num_clipped += mean != mean_reward
-        domain = self._domain_P[index]
-        rate = self._own_rate_P[index] if self.num_groups_P[index] else self.domain_rate_D[domain]
+        # Plain numbers: each operation on one of numpy's takes as long as all of this.
+        domain, num_groups = int(self._domain_P[index]), int(self.num_groups_P[index])
+        domain_rate, num_domain = float(self.domain_rate_D[domain]), int(self._num_groups_D[domain])
+        rate = float(self._own_rate_P[index]) if num_groups else domain_rate
         self._own_rate_P[index] = (1.0 - self._rate_step) * rate + self._rate_step * mean
-        share = max(self._domain_step, 1.0 / (self._num_groups_D[domain] + 2))
-        self.domain_rate_D[domain] = (1.0 - share) * self.domain_rate_D[domain] + share * mean
-        self._num_groups_D[domain] += 1
-        self.num_groups_P[index] += 1
+        share = max(self._domain_step, 1.0 / (num_domain + 2))
+        self.domain_rate_D[domain] = (1.0 - share) * domain_rate + share * mean
+        self._num_groups_D[domain] = num_domain + 1
+        self.num_groups_P[index] = num_groups + 1
         self.num_scored_P[index] += num_scored
         self.has_passed_P[index] |= mean > 0
         self.last_step_P[index] = step

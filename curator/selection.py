@@ -158,7 +158,9 @@ def candidates(num_problems: int, limit: int, rng: np.random.Generator) -> NDArr
     edges = np.linspace(0, num_problems, limit + 1)
     # The stretches differ in whole numbers by 1; drawn on the real line each problem is as likely as another.
     drawn = (edges[:-1] + rng.random(limit) * (num_problems / limit)).astype(np.int64)
-    return np.unique(np.minimum(drawn, num_problems - 1))
+    drawn = np.minimum(drawn, num_problems - 1)
+    # They ascend already; two of neighbouring stretches may be the same.
+    return drawn[np.diff(drawn, prepend=-1) > 0]
 
 
 def draw(q_P: NDArray[np.float64], num: int, rng: np.random.Generator) -> NDArray[np.int64]:

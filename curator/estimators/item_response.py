@@ -83,7 +83,8 @@ class ItemResponse:
         self._step_P = np.zeros(num_problems)
         """Step to which a problem's own variance has grown."""
         self._now: float | None = None
-        self._diagonal = np.diag_indices(sum(sizes))
+        self._diagonal_F = self._covariance_FF.reshape(-1)[:: sum(sizes) + 1]
+        """The covariance's diagonal, in place."""
         self._change_FF = np.empty_like(self._covariance_FF)
 
     def observe(self, index: int, num_passed: float, num_scored: int, step: float) -> None:
@@ -120,7 +121,7 @@ class ItemResponse:
             self._now = step
             self._step_P.fill(step)
         elif step > self._now:
-            self._covariance_FF[self._diagonal] += self._drift_F * (step - self._now)
+            self._diagonal_F += self._drift_F * (step - self._now)
             self._now = step
 
     def _own_variance(self, index: int) -> float:
@@ -143,7 +144,7 @@ class ItemResponse:
         mean_F, covariance_FF = self._mean_F, self._covariance_FF
         logit_P = mean_F[0] + mean_F[domain_P] + number_PX @ mean_F[first:].astype(np.float32)
         # phi . C phi by blocks: what depends on the domain alone, its products with the numbers, the numbers alone.
-        alone_F = covariance_FF[0, 0] + 2 * covariance_FF[0] + np.diag(covariance_FF)
+        alone_F = covariance_FF[0, 0] + 2 * covariance_FF[0] + self._diagonal_F
         crossed_FX = (2 * (covariance_FF[0, first:] + covariance_FF[:, first:])).astype(np.float32)
         within_XX = covariance_FF[first:, first:].astype(np.float32)
         quadratic_P = np.einsum("px,px->p", number_PX @ within_XX + crossed_FX[domain_P], number_PX)
