@@ -64,7 +64,8 @@ class Odds(NamedTuple):
 class Suspect(NamedTuple):
     """A problem that looks broken, and what speaks against it."""
 
-    index: int
+    problem: int
+    """Its index."""
     num_groups: int
     num_scored: int
     """Rollouts; none of them earned anything."""

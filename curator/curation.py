@@ -289,7 +289,7 @@ class Curation:
         Only the item-response model knows what is alike. See `standing.suspects`.
         """
         ids = self._pool.problem_ids
-        return [ids[suspect.index] for suspect in self._chooser.suspects() if suspect.index not in self._aside]
+        return [ids[suspect.problem] for suspect in self._chooser.suspects() if suspect.problem not in self._aside]
 
     def close(self) -> None:
         """Flush, and let another process write to the pool."""

@@ -44,7 +44,6 @@ REMOVE_IDS = 4096
 COMPACT_EVERY = 50
 """Appends between two compactions: every append makes a file, and scans slow down with their number."""
 _RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_MAX_TABLES = 10_000
 KEEP_VERSIONS = timedelta(minutes=10)
 """A reader may hold an older version this long."""
 
@@ -260,7 +259,7 @@ class Pool:
         other.run, other.is_writer, other._last_sequence, other._num_appends = name, False, None, 0
         database = lancedb.connect(str(self.path))
         try:
-            if other.named("outcomes") not in database.table_names(limit=_MAX_TABLES):
+            if not (self.path / f"{other.named('outcomes')}.lance").is_dir():
                 database.create_table(other.named("outcomes"), schema=OUTCOME_SCHEMA)
             other._outcome_table = database.open_table(other.named("outcomes"))
         except (OSError, RuntimeError, ValueError) as error:

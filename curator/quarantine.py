@@ -64,7 +64,7 @@ def suspects_of(pool: Pool, *, group_size: int, text_numbers: int) -> list[Entry
                 chooser.observe(index, outcome)
     aside = set(quarantined_ids(pool))
     found = sorted(chooser.suspects(), key=lambda suspect: suspect.surprise)
-    entries = _entries(pool, [suspect.index for suspect in found])
+    entries = _entries(pool, [suspect.problem for suspect in found])
     return [
         Entry(
             **{

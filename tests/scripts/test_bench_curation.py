@@ -15,7 +15,7 @@ from curation.cells import Cell, Results, make_cell, run_cells, tuning_cells
 from curation.methods import METHODS
 from curation.page import described, page
 from curation.run import run
-from curation.show import paired, table
+from curation.show import Rows, paired, table
 from curation.world import WORLDS, Learner, World, smaller
 
 SMALL = smaller(WORLDS["2k_lag4"], 300)
@@ -100,7 +100,7 @@ def test_the_table_leaves_out_what_a_method_does_not_predict() -> None:
 def test_the_page_has_a_line_and_a_table_for_each_world_that_has_run() -> None:
     figures = run(SMALL, "ours", 0, {}, num_rollouts=12_000)
     rows = {name: dict.fromkeys((0, 1), figures) for name in ("mopps", "ours")}
-    shown = {"lag64": rows, "link": {name: {} for name in rows}}
+    shown: dict[str, Rows] = {"lag64": rows, "link": {name: {} for name in rows}}
     text = page(
         shown,
         {"2k_lag4": {"mopps": {"keep": 0.5}}},
