@@ -22,7 +22,7 @@ from curator.estimators.memory import DiscountedBeta, LastMean
 from curator.estimators.value import VALUES, mixed_K
 from curator.schema import Outcome
 from curator.selection import Part, Shares, candidates, selection_parts, shared_parts
-from curator.standing import retired, suspects
+from curator.standing import probability_of_none, retired, suspects
 
 EstimatorName = Literal["sliding_rate", "last_mean", "beta", "item_response"]
 ChoiceName = Literal["signal", "worth"]
@@ -36,7 +36,7 @@ MAX_CANDIDATES = 1 << 13
 class Rules:
     """How problems are estimated and chosen; the fields are those of `[curator]` in a run's configuration."""
 
-    estimator: EstimatorName = "sliding_rate"
+    estimator: EstimatorName = "item_response"
     choice: ChoiceName = "signal"
     signal: SignalName = "mixed"
     rate_step: float = 0.3
@@ -59,6 +59,20 @@ class Odds(NamedTuple):
     """Predicted probability that the rewards of a group differ."""
     share_drawn_from: float
     """Candidates by problems: q times this is the probability of a draw that has yet to find its candidates."""
+
+
+class Suspect(NamedTuple):
+    """A problem that looks broken, and what speaks against it."""
+
+    problem: int
+    """Its index."""
+    num_groups: int
+    num_scored: int
+    """Rollouts; none of them earned anything."""
+    expected_rate: float
+    """Pass rate that is expected of it by what is like it."""
+    surprise: float
+    """Probability of so many failures, were it as those are."""
 
 
 class Chooser:
@@ -99,14 +113,30 @@ class Chooser:
             passed = min(1.0, max(0.0, outcome.mean_reward)) * num_scored
             self.estimator.observe(index, passed, num_scored, time)
 
-    def odds(self, num_in_flight_P: NDArray[np.int64], rng: np.random.Generator) -> Odds:
-        """Probabilities of the next draw over its candidates. `rng` picks these where the pool is large."""
+    def advance(self, steps: float) -> None:
+        """Let so many policy steps pass without a group."""
+        self._clock.advance(steps)
+        self.estimator.advance(self._clock.now)
+
+    def odds(
+        self,
+        num_in_flight_P: NDArray[np.int64],
+        rng: np.random.Generator,
+        among: NDArray[np.int64] | None = None,
+    ) -> Odds:
+        """Probabilities of the next draw over its candidates, of the indices `among` where these are given.
+
+        `rng` picks the candidates where there are many.
+        """
         rules = self._rules
-        index_C = candidates(len(num_in_flight_P), MAX_CANDIDATES, rng)
+        num = len(num_in_flight_P) if among is None else len(among)
+        index_C = candidates(num, MAX_CANDIDATES, rng)
+        share = len(index_C) / num
+        if among is not None:
+            index_C = among[index_C]
         belief = self.estimator.predict(index_C)
         signal_C = belief.group_value_P(self._mixed_K)
         value_C = signal_C if rules.signal == "mixed" else belief.group_value_P(self._value_K)
-        share = len(index_C) / len(num_in_flight_P)
         in_flight_C = num_in_flight_P[index_C] > 0
         if rules.choice == "signal":
             parts = selection_parts(value_C, in_flight_C, rules.exploration, rules.sharpness)
@@ -129,15 +159,18 @@ class Chooser:
         solved, hopeless = retired(self.estimator.predict(index), rate.num_groups_P[index])
         return {"retired_solved": int(solved.sum()), "retired_hopeless": int(hopeless.sum())}
 
-    def suspects(self) -> list[int]:
-        """Indices of problems that fail although all that is like them passes; none without a model of the likeness."""
+    def suspects(self) -> list[Suspect]:
+        """Problems that fail although all that is like them passes; none without a model of the likeness."""
         if not isinstance(self.estimator, ItemResponse):
             return []
         rate = self.rate
         index = np.flatnonzero((rate.num_groups_P >= 2) & ~rate.has_passed_P)
         others = self.estimator.predict_from_others(index)
         flags = suspects(others, rate.has_passed_P[index], rate.num_scored_P[index], rate.num_groups_P[index])
-        return [int(each) for each in index[flags]]
+        index = index[flags]
+        others, num_scored = self.estimator.predict_from_others(index), rate.num_scored_P[index]
+        columns = (index, rate.num_groups_P[index], num_scored, others.mean_P, probability_of_none(others, num_scored))
+        return [Suspect(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def _make_estimator(rules: Rules, rate: SlidingRate, features: Features | None) -> Estimator:

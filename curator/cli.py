@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from curator.cli_quarantine import quarantine
 from curator.cli_report import report
 from curator.cli_score import score
 from curator.console import Advance, agreed, check_asking, errors, finite, progress, say, scratch, settings
@@ -265,6 +266,7 @@ def compact(
 
 app.command()(score)
 app.command()(report)
+app.command()(quarantine)
 
 
 def _files(files: Sequence[Path], drop: Sequence[str], advance: Advance) -> Iterator[Source]:

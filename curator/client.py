@@ -77,11 +77,16 @@ class Curator:
         address: str,
         *,
         name: str = "trainer",
+        run: str = "",
         keys: Keys | None = None,
         timeout_s: float = 30.0,
         resend_s: float = 2.0,
     ) -> None:
-        """Connect. `name` appears in errors; `timeout_s` bounds every waiting method."""
+        """Connect. `name` appears in errors; `timeout_s` bounds every waiting method.
+
+        `run` is whose posterior is asked, of a curator that serves several runs.
+        """
+        self._run = {"run": run} if run else {}
         self._client = Client(address, name=name, peer="curator", keys=keys, resend_s=resend_s)
         self._timeout_s = timeout_s
 
@@ -121,26 +126,29 @@ class Curator:
 
     def post_next(self, group_ids: Sequence[str]) -> str:
         """Ask without waiting; `poll` gives Picked under the returned id. Raises WireError without credit."""
-        return self._client.post("next", {"group_ids": list(group_ids)})
+        return self._post("next", {"group_ids": list(group_ids)})
 
     def post_get(self, problem_ids: Sequence[str]) -> str:
         """Ask without waiting; `poll` gives Found under the returned id. Raises WireError without credit."""
-        return self._client.post("get", {"problem_ids": list(problem_ids)})
+        return self._post("get", {"problem_ids": list(problem_ids)})
 
     def post_report(self, outcomes: Iterable[Outcome]) -> str:
         """Report without waiting; `poll` gives Reported under the returned id. Raises WireError without credit."""
-        return self._client.post("report", {}, (_outcome_bytes(outcomes),))
+        return self._post("report", {}, (_outcome_bytes(outcomes),))
 
     def post_position(self) -> str:
         """Ask without waiting; `poll` gives Positioned under the returned id. Raises WireError without credit."""
-        return self._client.post("position")
+        return self._post("position")
 
     def poll(self, timeout_s: float = 0.0) -> list[Picked | Found | Reported | Positioned | Refused]:
         """Answers to what was posted that have arrived, waiting up to `timeout_s` for the first."""
         return [_answer(message) for message in self._client.poll(timeout_s)]
 
     def _call(self, kind: str, fields: dict[str, Any] | None = None, body: Sequence[bytes] = ()) -> Message:
-        return self._client.call(kind, fields, body, self._timeout_s)
+        return self._client.call(kind, {**(fields or {}), **self._run}, body, self._timeout_s)
+
+    def _post(self, kind: str, fields: dict[str, Any] | None = None, body: Sequence[bytes] = ()) -> str:
+        return self._client.post(kind, {**(fields or {}), **self._run}, body)
 
     def close(self) -> None:
         """Close at once; what is unanswered is the caller's to ask again."""

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from curator import earlier
 from curator.chooser import Chooser, Rules
 from curator.difficulty import NoSignalCause, SlidingRate, counts, expected_signal, no_signal_cause
-from curator.embedding import hashed_ngrams
 from curator.errors import PoolError, SequenceError
 from curator.estimators.belief import Belief
-from curator.estimators.features import Features, features_of
 from curator.pool import Pool
+from curator.pool_features import features_of_pool
+from curator.quarantine import quarantined_ids
 from curator.schema import Outcome, Pick, Problem, outcomes_from_batch, outcomes_to_batch
 from curator.selection import draw_parts, draw_rng, mixture
 
@@ -29,7 +31,6 @@ MAX_ENDED_GROUPS = 4096
 MAX_OPEN_GROUPS = 65536
 """Above this many, the oldest group without an outcome counts as lost and its problem leaves flight."""
 MAX_SUSPECTS_SHOWN = 20
-_TAKE_ROWS = 4096
 
 
 class Position(NamedTuple):
@@ -57,12 +58,14 @@ class Curation:
         group_size: int,
         flush_outcomes: int = 512,
         text_numbers: int = 32,
+        start_from: Path | Pool | None = None,
         seed: int = 0,
         at_point: Callable[[str], None] = lambda name: None,
         **rules: Any,
     ) -> None:
         """Become the pool's writer and rebuild the state from its outcomes. `rules` are the fields of `Rules`.
 
+        `start_from` is the folder of another run, or a pool, whose outcomes are learned first; see `earlier`.
         Which groups are in flight is not part of that state: after a restart it is empty. `at_point` is told of
         `outcomes.flush` and `outcomes.flushed`, before and after outcomes are written, for tests of crashes there.
 
@@ -73,13 +76,14 @@ class Curation:
         self._flush_outcomes = flush_outcomes
         self._seed = seed
         self._at_point = at_point
-        ids = pool.problem_ids
-        self._index = {problem_id: i for i, problem_id in enumerate(ids)}
-        self._domains, domain_P = np.unique(np.array(pool.domains, dtype=np.str_), return_inverse=True)
         made = Rules(**rules)
-        features = _features(pool, text_numbers) if made.estimator == "item_response" else None
-        self._chooser = Chooser(domain_P.astype(np.int64), group_size, made, features)
-        self._num_in_flight_P = np.zeros(len(ids), np.int64)
+        pool.become_writer()
+        features = features_of_pool(pool, text_numbers) if made.estimator == "item_response" else None
+        self._chooser = Chooser(pool.domain_numbers, group_size, made, features)
+        self._num_in_flight_P = np.zeros(len(pool.problem_ids), np.int64)
+        self._aside = {index for each in quarantined_ids(pool) if (index := pool.index_of(each)) is not None}
+        """Problems that are not drawn."""
+        self._among = _all_but(self._aside, len(pool.problem_ids))
         self._open: OrderedDict[str, _Choice] = OrderedDict()
         self._ended: OrderedDict[str, _Choice] = OrderedDict()
         self._requeued: dict[int, None] = {}
@@ -91,8 +95,20 @@ class Curation:
         self._num_scored_groups = 0
         self._num_unknown = 0
         self._num_picks = 0
-        pool.become_writer()
+        if start_from is not None:
+            earlier.start_from(pool, start_from)
+        self._num_earlier = self._learn_earlier()
         self._rebuild()
+
+    def _learn_earlier(self) -> int:
+        num = 0
+        for outcome in filter(counts, earlier.earlier_outcomes(self._pool)):
+            if (index := self._pool.index_of(outcome.problem_id)) is not None:
+                self._chooser.observe(index, outcome)
+                num += 1
+        if num:
+            self._chooser.advance(earlier.EARLIER_STEPS)
+        return num
 
     def _rebuild(self) -> None:
         for batch in self._pool.outcomes().to_batches(max_chunksize=4096):
@@ -132,14 +148,15 @@ class Curation:
 
     def get(self, problem_ids: Sequence[str]) -> list[Problem]:
         """The problems of these ids, in order; nothing is picked. Raises PoolError for an id that is not there."""
-        unknown = [problem_id for problem_id in problem_ids if problem_id not in self._index]
+        unknown = [problem_id for problem_id in problem_ids if self._pool.index_of(problem_id) is None]
         if unknown:
             raise PoolError(f"{self._pool.path}: {len(unknown)} problems are not in the pool, first: {unknown[0]!r}")
         return self.find(problem_ids)
 
     def find(self, problem_ids: Sequence[str]) -> list[Problem]:
         """As `get`, without those that are not there."""
-        return self._pool.take([self._index[each] for each in problem_ids if each in self._index])
+        found = [self._pool.index_of(problem_id) for problem_id in problem_ids]
+        return self._pool.take([index for index in found if index is not None])
 
     def _choose(self, group_ids: list[str]) -> None:
         rng = draw_rng(self._seed, group_ids[0])
@@ -150,7 +167,7 @@ class Curation:
             self._open[left.pop()] = _Choice(index, 1.0, self._chooser.signal(index))
             self._num_in_flight_P[index] += 1
         while left:
-            odds = self._chooser.odds(self._num_in_flight_P, rng)
+            odds = self._chooser.odds(self._num_in_flight_P, rng, self._among)
             q_C = mixture(odds.parts) * odds.share_drawn_from
             # When all that q allows are drawn, the next round has a q over what is then free.
             for place in draw_parts(odds.parts, len(left), rng).tolist():
@@ -189,7 +206,7 @@ class Curation:
         self._requeue(outcome)
         if not counts(outcome):
             return
-        index = self._index.get(outcome.problem_id)
+        index = self._pool.index_of(outcome.problem_id)
         if index is None:
             self._num_unknown += 1
             return
@@ -200,11 +217,11 @@ class Curation:
 
     def _requeue(self, outcome: Outcome) -> None:
         """Put a problem first, until a group of it has its outcome: a restart has forgotten what was picked."""
-        index = self._index.get(outcome.problem_id)
+        index = self._pool.index_of(outcome.problem_id)
         if index is None:
             return
         self._requeued.pop(index, None)
-        if outcome.fate == "requeued":
+        if outcome.fate == "requeued" and index not in self._aside:
             self._requeued[index] = None
 
     def _end(self, group_id: str) -> None:
@@ -231,16 +248,15 @@ class Curation:
 
     def stats(self) -> dict[str, Any]:
         """The state in figures, as JSON can hold them. Shares are of the groups that moved a rate."""
-        rate_P, is_seen_P = self.rate.rate_P, self.rate.num_groups_P > 0
-        seen = rate_P[is_seen_P]
+        seen, unseen_D = self.rate.seen_and_unseen()
         num_scored = max(1, self._num_scored_groups)
         causes = {cause.value: self._causes[cause] for cause in NoSignalCause}
         return {
-            "problems": len(rate_P),
+            "problems": len(self._num_in_flight_P),
             "seen": int(seen.size),
             "mean_rate": float(seen.mean()) if seen.size else None,
-            "domain_rates": dict(zip(self._domains.tolist(), self.rate.domain_rate_D.tolist(), strict=True)),
-            "mean_expected_signal": float(expected_signal(rate_P, self._group_size).mean()),
+            "domain_rates": dict(zip(self._pool.domain_names, self.rate.domain_rate_D.tolist(), strict=True)),
+            "mean_expected_signal": self._mean_expected_signal(seen, unseen_D),
             "solved": int(np.count_nonzero(seen > SOLVED_RATE)),
             "useful": int(np.count_nonzero((seen >= TOO_HARD_RATE) & (seen <= SOLVED_RATE))),
             "too_hard": int(np.count_nonzero(seen < TOO_HARD_RATE)),
@@ -250,14 +266,22 @@ class Curation:
             "next_sequence": self._next_sequence,
             "durable_sequence": self.position().durable_sequence,
             **self._chooser.standing(),
+            "quarantined": len(self._aside),
             "suspects": self.suspects()[:MAX_SUSPECTS_SHOWN],
             "fates": dict(self._fates),
             "scored_groups": self._num_scored_groups,
+            "earlier_groups": self._num_earlier,
             "no_signal": causes,
             "no_signal_share": {cause: count / num_scored for cause, count in causes.items()},
             "unknown_problems": self._num_unknown,
             "clipped_rewards": self.rate.num_clipped,
         }
+
+    def _mean_expected_signal(self, seen: NDArray[np.float64], unseen_D: NDArray[np.int64]) -> float:
+        """Over all problems; those never seen have the rate of their domain."""
+        of_seen = expected_signal(seen, self._group_size).sum()
+        of_unseen = unseen_D @ expected_signal(self.rate.domain_rate_D, self._group_size)
+        return float(of_seen + of_unseen) / len(self._num_in_flight_P)
 
     def suspects(self) -> list[str]:
         """Ids of problems that fail although all that is like them passes: wrong golds or broken verifiers, to review.
@@ -265,7 +289,7 @@ class Curation:
         Only the item-response model knows what is alike. See `standing.suspects`.
         """
         ids = self._pool.problem_ids
-        return [ids[index] for index in self._chooser.suspects()]
+        return [ids[suspect.problem] for suspect in self._chooser.suspects() if suspect.problem not in self._aside]
 
     def close(self) -> None:
         """Flush, and let another process write to the pool."""
@@ -275,8 +299,8 @@ class Curation:
             self._pool.close()
 
 
-def _features(pool: Pool, text_numbers: int) -> Features:
-    num_problems = len(pool.problem_ids)
-    blocks = (pool.take(range(i, min(i + _TAKE_ROWS, num_problems))) for i in range(0, num_problems, _TAKE_ROWS))
-    embed = hashed_ngrams if text_numbers else None
-    return features_of(chain.from_iterable(blocks), embed=embed, num_vector=text_numbers)
+def _all_but(aside: set[int], num_problems: int) -> NDArray[np.int64] | None:
+    """The indices that may be drawn; None for all. Where all are put aside, all are drawn: a run must not stall."""
+    if not aside or len(aside) >= num_problems:
+        return None
+    return np.setdiff1d(np.arange(num_problems), np.fromiter(aside, np.int64))

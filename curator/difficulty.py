@@ -70,6 +70,7 @@ class SlidingRate:
         self.domain_rate_D = np.full(int(domain_P.max(initial=-1)) + 1, unseen_rate, np.float64)
         """Rate of each domain D."""
         self._num_groups_D = np.zeros(len(self.domain_rate_D), np.int64)
+        self._num_problems_D = np.bincount(domain_P, minlength=len(self.domain_rate_D))
         self.num_groups_P = np.zeros(num_problems, np.int64)
         """Groups that moved the rate."""
         self.num_scored_P = np.zeros(num_problems, np.int64)
@@ -86,19 +87,30 @@ class SlidingRate:
         """Rate of each problem: its own, or that of its domain before it has one."""
         return np.where(self.num_groups_P > 0, self._own_rate_P, self.domain_rate_D[self._domain_P])
 
+    def seen_and_unseen(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Rates of the problems that have one of their own, and of each domain how many have none.
+
+        What is asked every second must not take as long as the pool is large.
+        """
+        index = np.flatnonzero(self.num_groups_P)
+        seen_D = np.bincount(self._domain_P[index], minlength=len(self.domain_rate_D))
+        return self._own_rate_P[index], self._num_problems_D - seen_D
+
     def update(self, index: int, mean_reward: float, *, num_scored: int = 1, step: int = -1) -> None:
         """Move one problem's rate by the mean reward of `num_scored` rollouts. Raises ValueError for NaN."""
         if math.isnan(mean_reward):
             raise ValueError("mean_reward is NaN: a group without a scored rollout says nothing")
         mean = min(1.0, max(0.0, mean_reward))
         self.num_clipped += mean != mean_reward
-        domain = self._domain_P[index]
-        rate = self._own_rate_P[index] if self.num_groups_P[index] else self.domain_rate_D[domain]
+        # Plain numbers: each operation on one of numpy's takes as long as all of this.
+        domain, num_groups = int(self._domain_P[index]), int(self.num_groups_P[index])
+        domain_rate, num_domain = float(self.domain_rate_D[domain]), int(self._num_groups_D[domain])
+        rate = float(self._own_rate_P[index]) if num_groups else domain_rate
         self._own_rate_P[index] = (1.0 - self._rate_step) * rate + self._rate_step * mean
-        share = max(self._domain_step, 1.0 / (self._num_groups_D[domain] + 2))
-        self.domain_rate_D[domain] = (1.0 - share) * self.domain_rate_D[domain] + share * mean
-        self._num_groups_D[domain] += 1
-        self.num_groups_P[index] += 1
+        share = max(self._domain_step, 1.0 / (num_domain + 2))
+        self.domain_rate_D[domain] = (1.0 - share) * domain_rate + share * mean
+        self._num_groups_D[domain] = num_domain + 1
+        self.num_groups_P[index] = num_groups + 1
         self.num_scored_P[index] += num_scored
         self.has_passed_P[index] |= mean > 0
         self.last_step_P[index] = step
@@ -106,6 +118,9 @@ class SlidingRate:
     def observe(self, index: int, num_passed: float, num_scored: int, step: float) -> None:
         """See Estimator."""
         self.update(index, num_passed / num_scored, num_scored=num_scored, step=int(step))
+
+    def advance(self, step: float) -> None:
+        """See Estimator. A rate does not age."""
 
     def predict(self, index_P: NDArray[np.int64] | None = None) -> Point:
         """See Estimator."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import warnings
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from datetime import timedelta
 from functools import cached_property
 from itertools import islice
@@ -20,6 +23,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from curator.errors import PoolError
 from curator.leftovers import locked_folder
@@ -39,6 +43,7 @@ REMOVE_IDS = 4096
 """Ids of one condition."""
 COMPACT_EVERY = 50
 """Appends between two compactions: every append makes a file, and scans slow down with their number."""
+_RUN_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 KEEP_VERSIONS = timedelta(minutes=10)
 """A reader may hold an older version this long."""
 
@@ -49,11 +54,15 @@ class Pool:
     def __init__(self, path: Path, problems: Any, outcomes: Any, compact_every: int) -> None:
         """Use `create` or `open`."""
         self.path = path
+        self.run = ""
+        """Whose outcomes these are; empty: those of the pool itself. See `of_run`."""
         self._problem_table = problems
         self._outcome_table = outcomes
         self._compact_every = compact_every
         self._num_appends = 0
-        self._lock: IO[bytes] | None = None
+        self._lock = _WriterLock(path)
+        self.is_writer = False
+        """Whether this is the one that writes."""
         self._last_sequence: int | None = None
 
     @classmethod
@@ -119,28 +128,50 @@ class Pool:
 
     @cached_property
     def _problems(self) -> pa.Table:
+        """All problems by index. In one piece: of a table in many, a few rows take as long as all."""
         with _reading(self.path):
-            return self._problem_table.to_arrow()
-
-    @cached_property
-    def _order(self) -> Any:
-        return np.asarray(pc.sort_indices(self._problems["problem_id"]), np.int64)
+            table = self._problem_table.to_arrow()
+        ids = table["problem_id"]
+        if not pc.all(pc.less(ids.slice(0, max(0, len(ids) - 1)), ids.slice(1))).as_py():
+            table = table.take(pc.sort_indices(ids))
+        return table.combine_chunks()
 
     @cached_property
     def problem_ids(self) -> list[str]:
-        """Ids by index."""
-        ids: list[str] = self._problems["problem_id"].take(pa.array(self._order)).to_pylist()
+        """Ids by index, ascending."""
+        ids: list[str] = self._problems["problem_id"].to_pylist()
         return ids
 
+    def index_of(self, problem_id: str) -> int | None:
+        """Index of a problem; None where it is not in the pool."""
+        ids = self.problem_ids
+        index = bisect_left(ids, problem_id)
+        return index if index < len(ids) and ids[index] == problem_id else None
+
     @cached_property
+    def domain_names(self) -> list[str]:
+        """Domains that problems have, ascending."""
+        return sorted(pc.unique(self._problems["domain"]).to_pylist())
+
+    @cached_property
+    def domain_numbers(self) -> NDArray[np.int64]:
+        """Each problem's place in `domain_names`, by index."""
+        numbers = pc.index_in(self._problems["domain"], pa.array(self.domain_names, pa.string()))
+        return np.asarray(numbers, np.int64)
+
+    @property
     def domains(self) -> list[str]:
         """Domains by index."""
-        domains: list[str] = self._problems["domain"].take(pa.array(self._order)).to_pylist()
-        return domains
+        names = self.domain_names
+        return [names[number] for number in self.domain_numbers.tolist()]
+
+    def columns(self, names: Sequence[str], num_rows: int) -> Iterator[pa.RecordBatch]:
+        """Some columns of PROBLEM_SCHEMA by index, at most so many rows at a time."""
+        return iter(self._problems.select(list(names)).to_batches(num_rows))
 
     def take(self, indices: Sequence[int]) -> list[Problem]:
         """The problems at some indices, in the order asked."""
-        rows = self._problems.take(pa.array(self._order[np.asarray(indices, np.int64)]))
+        rows = self._problems.take(pa.array(np.asarray(indices, np.int64)))
         with _reading(self.path):
             return [problem_from_row(row) for row in rows.to_pylist()]
 
@@ -179,7 +210,7 @@ class Pool:
         except (OSError, RuntimeError, ValueError) as error:
             raise PoolError(f"{self.path}: cannot remove problems: {error}") from error
         finally:
-            for name in ("_problems", "_order", "problem_ids", "domains"):
+            for name in ("_problems", "problem_ids", "domain_names", "domain_numbers"):
                 self.__dict__.pop(name, None)
 
     def versions(self) -> list[int]:
@@ -202,9 +233,8 @@ class Pool:
     def fingerprint(self) -> str:
         """A hash of all problems, whatever their order: another pool, or a changed problem, gives another."""
         digest = hashlib.sha256()
-        for start in range(0, len(self._order), CREATE_BATCH_ROWS):
-            rows = self._problems.take(pa.array(self._order[start : start + CREATE_BATCH_ROWS])).to_pylist()
-            for row in rows:
+        for batch in self._problems.to_batches(CREATE_BATCH_ROWS):
+            for row in batch.to_pylist():
                 for value in row.values():
                     data = str(value).encode()
                     digest.update(len(data).to_bytes(8, "big") + data)
@@ -216,6 +246,30 @@ class Pool:
             self._outcome_table.checkout_latest()
             return self._outcome_table.to_arrow().sort_by("sequence")
 
+    def of_run(self, name: str) -> Pool:
+        """The same problems, in the same memory, with the outcomes of another run in a table of their own.
+
+        One process may write for several runs at once, each with a posterior of its own. Raises PoolError for a name
+        that is more than letters, digits, dashes and underscores, and for a table that cannot be made.
+        """
+        if not _RUN_NAME.fullmatch(name):
+            raise PoolError(f"{self.path}: run {name!r}: expected 1 to 100 letters, digits, dashes or underscores")
+        _ = self._problems, self.problem_ids, self.domain_numbers  # in memory once
+        other = copy(self)
+        other.run, other.is_writer, other._last_sequence, other._num_appends = name, False, None, 0
+        database = lancedb.connect(str(self.path))
+        try:
+            if not (self.path / f"{other.named('outcomes')}.lance").is_dir():
+                database.create_table(other.named("outcomes"), schema=OUTCOME_SCHEMA)
+            other._outcome_table = database.open_table(other.named("outcomes"))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise PoolError(f"{self.path}: the outcomes of run {name!r} cannot be opened: {error}") from error
+        return other
+
+    def named(self, table: str) -> str:
+        """Name of a table that each run has for itself."""
+        return f"{table}-{self.run}" if self.run else table
+
     def further_table(self, name: str) -> pa.Table | None:
         """A table that another part keeps in the folder; None where it is not there."""
         with _reading(self.path):
@@ -223,9 +277,19 @@ class Pool:
                 return None
             return lancedb.connect(str(self.path)).open_table(name).to_arrow()
 
+    def keep_further_table(self, name: str, table: pa.Table) -> None:
+        """Write such a table, in place of what it was. Raises PoolError where another process writes to the pool."""
+        self.become_writer()
+        try:
+            database = lancedb.connect(str(self.path))
+            database.drop_table(name, ignore_missing=True)
+            database.create_table(name, table)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise PoolError(f"{self.path}: cannot write the table {name}: {error}") from error
+
     def last_sequence(self) -> int:
         """Sequence number of the newest outcome in the table; -1 where there is none."""
-        if self._lock is not None and self._last_sequence is not None:
+        if self.is_writer and self._last_sequence is not None:
             return self._last_sequence
         with _reading(self.path):
             self._outcome_table.checkout_latest()
@@ -264,22 +328,41 @@ class Pool:
 
     def become_writer(self) -> None:
         """Hold the writer's lock until `close`. Raises PoolError where another holds it."""
-        if self._lock is not None:
-            return
-        # The kernel drops the lock when its holder dies, however it dies.
-        lock = (self.path / "writer.lock").open("wb")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise PoolError(f"{self.path}: another process writes to this pool") from error
-        self._lock, self._last_sequence = lock, None
+        if not self.is_writer:
+            self._lock.take()
+            self.is_writer, self._last_sequence = True, None
 
     def close(self) -> None:
         """Let another process write."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if self.is_writer:
+            self._lock.drop()
+            self.is_writer = False
+
+
+class _WriterLock:
+    """The lock of a pool's folder, held by one process for all the runs that it keeps there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._num_holders = path, 0
+        self._file: IO[bytes] | None = None
+
+    def take(self) -> None:
+        if self._file is None:
+            # The kernel drops the lock when its holder dies, however it dies.
+            file = (self._path / "writer.lock").open("wb")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.close()
+                raise PoolError(f"{self._path}: another process writes to this pool") from error
+            self._file = file
+        self._num_holders += 1
+
+    def drop(self) -> None:
+        self._num_holders -= 1
+        if self._file is not None and not self._num_holders:
+            self._file.close()
+            self._file = None
 
 
 def _problem_batches(problems: Iterable[Problem]) -> Iterator[pa.RecordBatch]:

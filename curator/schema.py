@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -261,13 +262,18 @@ def picks_from_batch(batch: pa.RecordBatch) -> list[Pick]:
 
 def outcomes_to_batch(outcomes: Iterable[Outcome]) -> pa.RecordBatch:
     """Outcomes as one record batch of OUTCOME_SCHEMA."""
-    rows = [{name: getattr(outcome, name) for name in OUTCOME_SCHEMA.names} for outcome in outcomes]
-    return pa.RecordBatch.from_pylist(rows, schema=OUTCOME_SCHEMA)
+    # By columns: Arrow takes several times as long over rows.
+    rows = list(map(attrgetter(*OUTCOME_SCHEMA.names), outcomes))
+    columns = zip(*rows, strict=True) if rows else [()] * len(OUTCOME_SCHEMA)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, OUTCOME_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=OUTCOME_SCHEMA)
 
 
 def outcomes_from_batch(batch: pa.RecordBatch) -> list[Outcome]:
     """The inverse of `outcomes_to_batch`."""
-    return [Outcome(**row) for row in batch.to_pylist()]
+    names = OUTCOME_SCHEMA.names
+    rows = zip(*(batch[name].to_pylist() for name in names), strict=True)
+    return [Outcome(**dict(zip(names, row, strict=True))) for row in rows]
 
 
 def batch_to_bytes(batch: pa.RecordBatch) -> bytes:

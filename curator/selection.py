@@ -158,7 +158,9 @@ def candidates(num_problems: int, limit: int, rng: np.random.Generator) -> NDArr
     edges = np.linspace(0, num_problems, limit + 1)
     # The stretches differ in whole numbers by 1; drawn on the real line each problem is as likely as another.
     drawn = (edges[:-1] + rng.random(limit) * (num_problems / limit)).astype(np.int64)
-    return np.unique(np.minimum(drawn, num_problems - 1))
+    drawn = np.minimum(drawn, num_problems - 1)
+    # They ascend already; two of neighbouring stretches may be the same.
+    return drawn[np.diff(drawn, prepend=-1) > 0]
 
 
 def draw(q_P: NDArray[np.float64], num: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -178,10 +180,18 @@ def draw(q_P: NDArray[np.float64], num: int, rng: np.random.Generator) -> NDArra
         # A clock of a rate near 0 may ring later than any number: then it rings last.
         with np.errstate(over="ignore"):
             rings = rng.standard_exponential(support.size) / q_P[support]
-        first = np.argsort(rings, kind="stable")[:num]
+        first = _smallest(rings, num)
         rounds.append(support[first].astype(np.int64))
         num -= first.size
     return np.concatenate(rounds)
+
+
+def _smallest(value: NDArray[np.float64], num: int) -> NDArray[np.int64]:
+    """Where the `num` smallest are, the smallest first, equal ones in their order: a sort of these alone."""
+    if num >= value.size:
+        return np.argsort(value, kind="stable")
+    among = np.flatnonzero(value <= np.partition(value, num - 1)[num - 1])
+    return among[np.argsort(value[among], kind="stable")[:num]]
 
 
 def draw_parts(parts: Sequence[Part], num: int, rng: np.random.Generator) -> NDArray[np.int64]:

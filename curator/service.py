@@ -7,7 +7,8 @@
     stats                                -> stats     {...}
     flush                                -> flushed   {durable_sequence}
 
-What is malformed or refused is answered with the reason, and the service goes on.
+Several runs may share a service, each with a curation of its own; a question then names its `run`. What is malformed or
+refused is answered with the reason, and the service goes on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from curator.curation import Curation
@@ -44,16 +46,22 @@ class Answer(NamedTuple):
 
 
 class CuratorService:
-    """One curation behind one socket."""
+    """One curation behind one socket, or those of several runs."""
 
     def __init__(
-        self, curation: Curation, server: Server | str, *, timer: Callable[[], float] = time.monotonic
+        self,
+        curation: Curation | Mapping[str, Curation],
+        server: Server | str,
+        *,
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Serve a curation; `server` is one, or the address to bind. `timer`: seconds.
+        """Serve a curation, or several by the names of their runs; `server` is one, or the address to bind.
 
-        Raises WireError where the address is taken.
+        `timer`: seconds. Raises WireError where the address is taken, ValueError for no curation at all.
         """
-        self.curation = curation
+        self._curations = {"": curation} if isinstance(curation, Curation) else dict(curation)
+        if not self._curations:
+            raise ValueError("curation: none to serve")
         self._server = Server(server) if isinstance(server, str) else server
         self.address = self._server.address
         """Where clients connect."""
@@ -67,11 +75,15 @@ class CuratorService:
         }
         self.num_refused = 0
         self._timer, self._next_status_at = timer, 0.0
-        self._status = self.curation.stats()
+        self._status = self._stats_of_all()
 
     def status(self) -> dict[str, Any]:
-        """The curation's state in figures, as of the last second; may be called from any thread."""
+        """The curation's state in figures, of several by run, as of the last second; may be called from any thread."""
         return self._status
+
+    def _stats_of_all(self) -> dict[str, Any]:
+        stats = {run: curation.stats() for run, curation in self._curations.items()}
+        return stats[""] if stats.keys() == {""} else stats
 
     def run(self, stop: threading.Event) -> None:
         """Answer until `stop` is set, then flush and close socket and pool.
@@ -96,13 +108,15 @@ class CuratorService:
                     self._server.reply(request, answer.kind, answer.fields, answer.body, remember=is_small)
         finally:
             self._server.close()
-            self.curation.close()
-            self._status = self.curation.stats()
+            with ExitStack() as closing:
+                for curation in self._curations.values():
+                    closing.callback(curation.close)
+            self._status = self._stats_of_all()
 
     def _refresh_status(self) -> None:
         now = self._timer()
         if now >= self._next_status_at:
-            self._status, self._next_status_at = self.curation.stats(), now + _STATUS_EVERY_S
+            self._status, self._next_status_at = self._stats_of_all(), now + _STATUS_EVERY_S
 
     def answer(self, message: Message) -> Answer:
         """The answer to one question. Raises ValueError for a malformed one, CuratorError for a refused one."""
@@ -110,28 +124,34 @@ class CuratorService:
             raise ValueError(f"unknown kind '{message.kind}'; known: {', '.join(self._answers)}")
         return self._answers[message.kind](message)
 
+    def _curation(self, message: Message) -> Curation:
+        run = message.fields.get("run", "")
+        if not isinstance(run, str) or run not in self._curations:
+            raise ValueError(f"run = {run!r}: not here; known: {', '.join(map(repr, self._curations))}")
+        return self._curations[run]
+
     def _next(self, message: Message) -> Answer:
-        picks = self.curation.next(_ids(message, "group_ids"))
+        picks = self._curation(message).next(_ids(message, "group_ids"))
         return Answer("picks", {}, (batch_to_bytes(picks_to_batch(picks)),))
 
     def _get(self, message: Message) -> Answer:
-        problems = self.curation.find(_ids(message, "problem_ids"))
+        problems = self._curation(message).find(_ids(message, "problem_ids"))
         return Answer("problems", {}, (batch_to_bytes(problems_to_batch(problems)),))
 
     def _report(self, message: Message) -> Answer:
         if len(message.body) != 1:
             raise ValueError(f"report: expected one body, received {len(message.body)}")
         batch = batch_from_bytes(message.body[0], OUTCOME_SCHEMA)
-        return Answer("reported", {"next_sequence": self.curation.report(outcomes_from_batch(batch))})
+        return Answer("reported", {"next_sequence": self._curation(message).report(outcomes_from_batch(batch))})
 
     def _position(self, message: Message) -> Answer:
-        return Answer("position", self.curation.position()._asdict())
+        return Answer("position", self._curation(message).position()._asdict())
 
     def _stats(self, message: Message) -> Answer:
-        return Answer("stats", self.curation.stats())
+        return Answer("stats", self._curation(message).stats())
 
     def _flush(self, message: Message) -> Answer:
-        return Answer("flushed", {"durable_sequence": self.curation.flush()})
+        return Answer("flushed", {"durable_sequence": self._curation(message).flush()})
 
 
 def _ids(message: Message, name: str) -> list[str]:

@@ -57,15 +57,20 @@ def suspects(
     failures of n rollouts, in `min_groups` or more, a problem is suspect where E[p] >= expected_rate and
     E[(1 - p)^n] <= surprise, both under `others`. They are for a person to look at.
     """
-    # (1 - p)^n is the probability of no pass in a group of n: it is asked once for each n there is.
     never_P = ~has_passed_P & (num_groups_P >= limits.min_groups) & (others.mean_P >= limits.expected_rate)
-    suspect_P = np.zeros(len(num_scored_P), np.bool_)
-    for num_scored in np.unique(num_scored_P[never_P]).tolist():
-        none_K = np.zeros(min(num_scored, _MOST_ROLLOUTS) + 1)
+    return never_P & (probability_of_none(others, np.where(never_P, num_scored_P, 0)) <= limits.surprise)
+
+
+def probability_of_none(others: Belief, num_scored_P: NDArray[np.int64]) -> NDArray[np.float64]:
+    """E[(1 - p)^n]: that none of n rollouts passes, n of each problem; above 64 it counts as 64, which says enough."""
+    none_P = np.ones(len(num_scored_P))
+    num_P = np.minimum(num_scored_P, _MOST_ROLLOUTS)
+    # (1 - p)^n is the probability of no pass in a group of n: it is asked once for each n there is.
+    for num in np.unique(num_P[num_P > 0]).tolist():
+        none_K = np.zeros(num + 1)
         none_K[0] = 1.0
-        suspect_P |= never_P & (num_scored_P == num_scored) & (others.group_value_P(none_K) <= limits.surprise)
-    return suspect_P
+        none_P = np.where(num_P == num, others.group_value_P(none_K), none_P)
+    return none_P
 
 
 _MOST_ROLLOUTS = 64
-"""More failures than these say little more."""

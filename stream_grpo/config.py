@@ -83,7 +83,7 @@ class Pool(Section):
 class Curator(Section):
     """Which problem is sampled next."""
 
-    estimator: Literal["sliding_rate", "last_mean", "beta", "item_response"] = "sliding_rate"
+    estimator: Literal["sliding_rate", "last_mean", "beta", "item_response"] = "item_response"
     """How pass rates are predicted: see docs/curation.md. The sliding rate is reported whatever this is."""
     choice: Literal["signal", "worth"] = "signal"
     """`signal`: by expected signal; `worth`: by it per expected token, with shares for domains and the unseen."""
@@ -103,6 +103,8 @@ class Curator(Section):
     """With `beta`: what a rollout still counts after one learner step, as a share."""
     text_numbers: int = Field(32, ge=0, le=256)
     """With `item_response`: numbers by which problems of like texts tell of one another; 0: texts say nothing."""
+    start_from: Path | None = None
+    """Folder of another run, or a pool, whose outcomes are learned before this run's first; copied when it begins."""
     unseen_share: float = Field(0.05, ge=0, le=1)
     """With `worth`: share of picks drawn uniformly over the problems never sampled."""
     domain_share: float = Field(0.5, ge=0, le=1)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from curator.earlier import start_from
 from curator.errors import CuratorError
 from curator.ingest.report import import_files
 from curator.pool import Pool
@@ -64,6 +65,9 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
     try:
         (building / "logs").mkdir(parents=True)
         pool = Pool.create(building / "pool", problems)
+        if config.curator.start_from is not None:
+            start_from(pool, config.curator.start_from)
+            pool.close()
         (building / HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout.around)))
         (building / INTERVAL_HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout.during)))
         (building / GUARDS_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout.guards)))
@@ -187,6 +191,9 @@ def with_absolute_paths(config: Config) -> Config:
             "run": config.run.model_copy(update={"root": config.run.root.resolve()}),
             "model": config.model.model_copy(update={"path": config.model.path.resolve()}),
             "pool": config.pool.model_copy(update={"files": absolute(config.pool.files)}),
+            "curator": config.curator.model_copy(
+                update={"start_from": config.curator.start_from and config.curator.start_from.resolve()}
+            ),
             "evaluation": config.evaluation.model_copy(
                 update={
                     "files": absolute(config.evaluation.files),

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from curator.earlier import earlier_outcomes
+from curator.errors import PoolError
 from curator.pool import Pool
+from curator.schema import outcomes_to_batch
 from stream_grpo.config import Config
 from stream_grpo.config_file import load_run, parse
 from stream_grpo.errors import CheckpointError, ConfigError, StreamGrpoError
@@ -16,6 +19,7 @@ from stream_grpo.learner.layout import Layout, write_layout
 from stream_grpo.make_model import new_model, new_tokenizer
 from stream_grpo.parts import GUARDS_FILE, INTERVAL_HELDOUT_FILE, evaluation_shares, heldout_problems
 from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare
+from tests.curator.fakes import make_outcome
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,24 @@ def test_a_new_run_has_its_pool_its_held_out_problems_and_its_manifest(tmp_path:
     assert manifest["group_config_hash"]
     assert "model.safetensors" in manifest["model_sha256"]
     assert load_run(config.run_dir) == config
+
+
+def test_a_run_starts_from_what_another_learned_or_says_what_is_wrong(tmp_path: Path, model_dir: Path) -> None:
+    first = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+    pool = Pool.open(first.run_dir / "pool")
+    ids = pool.problem_ids
+    pool.append_outcomes(outcomes_to_batch([make_outcome(i, problem_id) for i, problem_id in enumerate(ids[:5])]))
+    pool.close()
+    sections = {"run": {"name": "s"}, "curator": {"start_from": str(first.run_dir)}}
+    second = prepare(configuration(tmp_path, model_dir, **sections), resume=False, say=lambda line: None)
+    kept = Pool.open(second.run_dir / "pool")
+    kept.become_writer()  # nobody holds it any more
+    assert [outcome.problem_id for outcome in earlier_outcomes(kept)] == ids[:5]
+    assert load_run(second.run_dir) == second
+    nowhere = configuration(tmp_path, model_dir, run={"name": "t"}, curator={"start_from": str(tmp_path / "nowhere")})
+    with pytest.raises(PoolError, match="nowhere: no pool there"):
+        prepare(nowhere, resume=False, say=lambda line: None)
+    assert sorted(path.name for path in first.run_dir.parent.iterdir()) == ["r", "s"]
 
 
 def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path, model_dir: Path) -> None:

@@ -25,7 +25,8 @@ Floats = NDArray[np.float64]
 
 _NODES_J, _WEIGHTS_J = np.polynomial.hermite_e.hermegauss(9)
 _WEIGHTS_J = _WEIGHTS_J / _WEIGHTS_J.sum()
-_LOGIT_GRID = np.linspace(-20.0, 20.0, 2001)
+_LARGEST_LOGIT, _PER_LOGIT = 20.0, 50
+_LOGIT_GRID = np.linspace(-_LARGEST_LOGIT, _LARGEST_LOGIT, int(2 * _LARGEST_LOGIT * _PER_LOGIT) + 1)
 
 
 class Belief(Protocol):
@@ -128,8 +129,16 @@ class LogitNormal:
         """See Belief. The value is interpolated between logits 0.02 apart, within 1e-4 of the largest value."""
         value_of_logit = value_K @ binomial_KP(sigmoid(_LOGIT_GRID), len(value_K) - 1)
         logit_JP = self.logit_P + np.sqrt(self.variance_P) * _NODES_J[:, None]
-        expected_P: Floats = _WEIGHTS_J @ np.interp(logit_JP, _LOGIT_GRID, value_of_logit)
+        expected_P: Floats = _WEIGHTS_J @ _on_grid(logit_JP, value_of_logit)
         return expected_P
+
+
+def _on_grid(logit: Floats, value_of_logit: Floats) -> Floats:
+    """A function given on the grid, linear in between and constant beyond: `np.interp`, which would search the grid."""
+    place = (np.clip(logit, -_LARGEST_LOGIT, _LARGEST_LOGIT) + _LARGEST_LOGIT) * _PER_LOGIT
+    below = place.astype(np.int32)
+    value: Floats = value_of_logit[below] + (place - below) * np.diff(value_of_logit, append=value_of_logit[-1])[below]
+    return value
 
 
 def _rising(x: Floats, largest: int) -> list[Floats]:

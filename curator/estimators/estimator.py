@@ -23,3 +23,6 @@ class Estimator(Protocol):
 
     def predict(self, index_P: NDArray[np.int64] | None = None) -> Belief:
         """Pass rates of the present policy, of some problems or of all."""
+
+    def advance(self, step: float) -> None:
+        """The policy has come to `step`, and no group has shown it yet: what is known is that much older."""

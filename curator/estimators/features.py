@@ -5,10 +5,10 @@ Pure numpy. P: problems; X: numbers of a problem.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,6 +33,10 @@ class Features:
     """Each problem's numbers, centred, of size about 1; may have no columns."""
     is_vector_X: NDArray[np.bool_]
     """Which numbers belong to the text's vector: their weights are many, and move little."""
+    expected_bias: float = 0.0
+    """Logit of the pass rate that is expected of all numbers 0, before the first group."""
+    expected_weight_X: NDArray[np.float64] | None = None
+    """What 1 more of each number is expected to add to it; None: nothing."""
 
     @property
     def num_domains(self) -> int:
@@ -50,21 +54,43 @@ def make_features(
     """Features from columns: domains by name, lengths of prompts, offline pass rates, vectors as `fourier` makes them.
 
     A column of offline rates (one of A models) becomes the logit of (n rate + 1) / (n + 2), n = OFFLINE_ROLLOUTS, less
-    its mean, 0 where it is missing (NaN); and, where some are missing, a second one that says so.
+    its mean, over its deviation, 0 where it is missing (NaN); and, where some are missing, a second one that says so.
+    Before any group the problems are expected to differ as they do for the A models on average, and to be as hard on
+    the whole as for the weakest of them: a policy that is still to be trained is likest to that one.
 
     Raises ValueError for columns of other lengths, and rates outside [0, 1].
     """
-    columns: list[NDArray[np.float64]] = []
+    names = {name: number for number, name in enumerate(sorted(set(domains)))}
+    return features_of_columns(
+        np.array([names[domain] for domain in domains], np.int64),
+        num_characters_P=num_characters_P,
+        offline_rate_PA=offline_rate_PA,
+        vector_PV=vector_PV,
+    )
+
+
+def features_of_columns(
+    domain_P: NDArray[np.int64],
+    *,
+    num_characters_P: ArrayLike | None = None,
+    offline_rate_PA: ArrayLike | None = None,
+    vector_PV: NDArray[np.float32] | None = None,
+) -> Features:
+    """As `make_features`, of domains that are numbers already, in the order of their names."""
+    columns: list[_Column] = []
     if num_characters_P is not None:
         columns.append(_standard(np.log1p(np.asarray(num_characters_P, np.float64))))
+    bias = 0.0
     if offline_rate_PA is not None:
-        columns.extend(_offline_columns(np.asarray(offline_rate_PA, np.float64).reshape(len(domains), -1)))
-    vectors = np.zeros((len(domains), 0), np.float32) if vector_PV is None else vector_PV
-    if {len(vectors), *map(len, columns)} != {len(domains)}:
-        raise ValueError(f"features: expected columns of {len(domains)} problems")
-    numbers = np.concatenate([*(column[:, None].astype(np.float32) for column in columns), vectors], axis=1)
+        offline, bias = _offline_columns(np.asarray(offline_rate_PA, np.float64).reshape(len(domain_P), -1))
+        columns.extend(offline)
+    vectors = np.zeros((len(domain_P), 0), np.float32) if vector_PV is None else vector_PV
+    if {len(vectors), *(len(column.number_P) for column in columns)} != {len(domain_P)}:
+        raise ValueError(f"features: expected columns of {len(domain_P)} problems")
+    numbers = np.concatenate([*(column.number_P[:, None].astype(np.float32) for column in columns), vectors], axis=1)
+    weights = np.array([*(column.weight for column in columns), *np.zeros(vectors.shape[1])])
     is_vector_X = np.arange(numbers.shape[1]) >= len(columns)
-    return Features(_domain_numbers(domains), numbers, is_vector_X)
+    return Features(by_frequency(domain_P), numbers, is_vector_X, bias, weights)
 
 
 def features_of(problems: Iterable[Problem], *, embed: Embed | None = None, num_vector: int = 0) -> Features:
@@ -76,10 +102,10 @@ def features_of(problems: Iterable[Problem], *, embed: Embed | None = None, num_
     domains: list[str] = []
     lengths, rates, vectors = [], [], [np.zeros((0, num_vector), np.float32)]
     for block in _blocks(problems):
-        texts = [_text(problem) for problem in block]
+        texts = [text_of(problem.prompt) for problem in block]
         domains += [problem.domain for problem in block]
         lengths += [len(text) for text in texts]
-        rates += [_offline_rate(problem) for problem in block]
+        rates += [offline_rate(problem.extra) for problem in block]
         if embed is not None and num_vector:
             vectors.append(fourier(embed(texts), num_vector))
     offline = np.array(rates, np.float64)
@@ -103,42 +129,57 @@ def fourier(vector_PV: NDArray[np.float32], num: int, *, seed: int = 0, width: f
     return np.asarray(np.sqrt(2.0 / num) * np.cos(vector_PV @ weights + phases), np.float32)
 
 
-def _domain_numbers(domains: Sequence[str]) -> NDArray[np.int64]:
-    # The most frequent first, equal ones by name: the same numbers in every process.
-    ranked = sorted(Counter(domains).items(), key=lambda item: (-item[1], item[0]))
-    number = {name: min(i, MAX_DOMAINS - 1) for i, (name, _) in enumerate(ranked)}
-    return np.array([number[domain] for domain in domains], np.int64)
+def by_frequency(domain_P: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Domains numbered anew, the most frequent first, equal ones as before: the same numbers in every process.
+
+    Those beyond MAX_DOMAINS share the last number.
+    """
+    ranked_D = np.argsort(-np.bincount(domain_P), kind="stable")
+    number_D = np.empty_like(ranked_D)
+    number_D[ranked_D] = np.minimum(np.arange(len(ranked_D)), MAX_DOMAINS - 1)
+    return np.asarray(number_D[domain_P], np.int64)
 
 
-def _offline_columns(rate_PA: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
+class _Column(NamedTuple):
+    number_P: NDArray[np.float64]
+    """With mean 0 and, unless all are equal, deviation 1."""
+    weight: float = 0.0
+    """Its expected weight."""
+
+
+def _offline_columns(rate_PA: NDArray[np.float64]) -> tuple[list[_Column], float]:
+    """Columns of A models, and the expected logit of their zeros."""
+    columns, mean_A = [], []
     for rate_P in rate_PA.T:
         is_known_P = ~np.isnan(rate_P)
         known = rate_P[is_known_P]
         if not np.all((known >= 0) & (known <= 1)):
             raise ValueError("offline pass rate: expected within [0, 1], or NaN where there is none")
         shrunk = (OFFLINE_ROLLOUTS * known + 1.0) / (OFFLINE_ROLLOUTS + 2.0)
+        known_logit = np.log(shrunk / (1.0 - shrunk))
         logit_P = np.zeros(len(rate_P))
-        logit_P[is_known_P] = _standard(np.log(shrunk / (1.0 - shrunk)))
-        yield logit_P
+        logit_P[is_known_P] = _standard(known_logit).number_P
+        columns.append(_Column(logit_P, float(known_logit.std()) / rate_PA.shape[1] if known.size else 0.0))
+        mean_A.append(float(known_logit.mean()) if known.size else 0.0)
         if not is_known_P.all():
-            yield _standard(is_known_P.astype(np.float64))
+            columns.append(_standard(is_known_P.astype(np.float64)))
+    return columns, min(mean_A, default=0.0)
 
 
-def _standard(column: NDArray[np.float64]) -> NDArray[np.float64]:
-    """With mean 0 and, unless all are equal, deviation 1."""
+def _standard(column: NDArray[np.float64]) -> _Column:
     centred = column - (column.mean() if column.size else 0.0)
     deviation = float(centred.std()) if column.size else 0.0
-    return centred / deviation if deviation > 1e-9 else np.zeros_like(centred)
+    return _Column(centred / deviation if deviation > 1e-9 else np.zeros_like(centred))
 
 
-def _text(problem: Problem) -> str:
-    if isinstance(problem.prompt, str):
-        return problem.prompt
-    return "\n".join(str(message.get("content", "")) for message in problem.prompt)
+def text_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """A prompt's text; of messages what they say, a line each."""
+    return prompt if isinstance(prompt, str) else "\n".join(str(message.get("content", "")) for message in prompt)
 
 
-def _offline_rate(problem: Problem) -> float:
-    rate = problem.extra.get(OFFLINE_PASS_RATE)
+def offline_rate(extra: Mapping[str, Any]) -> float:
+    """The offline pass rate among a problem's further columns; NaN where there is none within [0, 1]."""
+    rate = extra.get(OFFLINE_PASS_RATE)
     if isinstance(rate, int | float) and not isinstance(rate, bool) and 0 <= rate <= 1:
         return float(rate)
     return float("nan")

@@ -72,6 +72,9 @@ class ItemResponse:
         self._first_number = 1 + num_domains
         sizes = (1, num_domains, num_numbers)
         self._mean_F = np.zeros(sum(sizes))
+        self._mean_F[0] = features.expected_bias
+        if features.expected_weight_X is not None:
+            self._mean_F[self._first_number :] = features.expected_weight_X
         variances = (prior.bias_variance, prior.domain_variance, prior.number_variance)
         self._covariance_FF = np.diag(np.repeat(np.array(variances, np.float64), sizes))
         self._drift_F = np.repeat(np.array([prior.shared_drift, prior.shared_drift, prior.number_drift]), sizes)
@@ -80,40 +83,45 @@ class ItemResponse:
         self._step_P = np.zeros(num_problems)
         """Step to which a problem's own variance has grown."""
         self._now: float | None = None
-        self._diagonal = np.diag_indices(sum(sizes))
+        self._diagonal_F = self._covariance_FF.reshape(-1)[:: sum(sizes) + 1]
+        """The covariance's diagonal, in place."""
+        self._change_FF = np.empty_like(self._covariance_FF)
 
     def observe(self, index: int, num_passed: float, num_scored: int, step: float) -> None:
         """See Estimator."""
-        self._advance(step)
+        self.advance(step)
         assert self._now is not None
-        prior, first = self._prior, self._first_number
-        domain = 1 + int(self._features.domain_P[index])
-        number_X = self._features.number_PX[index].astype(np.float64)
+        phi_F = self._features_of(index)
         own_variance = self._own_variance(index)
-        covariance_FF = self._covariance_FF
-        # C phi, where phi is 1 at the bias and at the domain, and the numbers after them.
-        gain_F = covariance_FF[:, 0] + covariance_FF[:, domain] + covariance_FF[:, first:] @ number_X
-        shared = float(gain_F[0] + gain_F[domain] + gain_F[first:] @ number_X)
-        mean = float(self._mean_F[0] + self._mean_F[domain] + self._mean_F[first:] @ number_X)
-        drift = 2 * prior.shared_drift + prior.number_drift * float(number_X @ number_X) + prior.own_drift
-        spread = shared + own_variance + drift * (self._now - step)
+        gain_F = self._covariance_FF @ phi_F
+        drift = float(self._drift_F @ np.square(phi_F)) + self._prior.own_drift
+        spread = float(gain_F @ phi_F) + own_variance + drift * (self._now - step)
         if spread <= 0:
             return
-        start = mean + float(self._own_mean_P[index])
+        start = float(self._mean_F @ phi_F) + float(self._own_mean_P[index])
         mode, posterior = laplace(num_passed, num_scored, mean=start, variance=spread)
-        moved, shrunk = (mode - start) / spread, (1.0 - posterior / spread) / spread
+        moved, shrunk = (mode - start) / spread, max(0.0, 1.0 - posterior / spread) / spread
         self._mean_F += moved * gain_F
-        covariance_FF -= shrunk * np.outer(gain_F, gain_F)
+        # Both factors alike, so that the covariance stays symmetric to the bit.
+        root_F = math.sqrt(shrunk) * gain_F
+        self._covariance_FF -= np.multiply.outer(root_F, root_F, out=self._change_FF)
         self._own_mean_P[index] += moved * own_variance
         self._own_variance_P[index] = own_variance - shrunk * own_variance**2
         self._step_P[index] = self._now
 
-    def _advance(self, step: float) -> None:
+    def _features_of(self, index: int) -> NDArray[np.float64]:
+        phi_F = np.zeros(len(self._mean_F))
+        phi_F[0] = phi_F[1 + self._features.domain_P[index]] = 1.0
+        phi_F[self._first_number :] = self._features.number_PX[index]
+        return phi_F
+
+    def advance(self, step: float) -> None:
+        """See Estimator."""
         if self._now is None:
             self._now = step
             self._step_P.fill(step)
         elif step > self._now:
-            self._covariance_FF[self._diagonal] += self._drift_F * (step - self._now)
+            self._diagonal_F += self._drift_F * (step - self._now)
             self._now = step
 
     def _own_variance(self, index: int) -> float:
@@ -136,7 +144,7 @@ class ItemResponse:
         mean_F, covariance_FF = self._mean_F, self._covariance_FF
         logit_P = mean_F[0] + mean_F[domain_P] + number_PX @ mean_F[first:].astype(np.float32)
         # phi . C phi by blocks: what depends on the domain alone, its products with the numbers, the numbers alone.
-        alone_F = covariance_FF[0, 0] + 2 * covariance_FF[0] + np.diag(covariance_FF)
+        alone_F = covariance_FF[0, 0] + 2 * covariance_FF[0] + self._diagonal_F
         crossed_FX = (2 * (covariance_FF[0, first:] + covariance_FF[:, first:])).astype(np.float32)
         within_XX = covariance_FF[first:, first:].astype(np.float32)
         quadratic_P = np.einsum("px,px->p", number_PX @ within_XX + crossed_FX[domain_P], number_PX)

@@ -23,6 +23,9 @@ class LastMean:
         if step >= self._step_P[index]:
             self._mean_P[index], self._step_P[index] = num_passed / num_scored, step
 
+    def advance(self, step: float) -> None:
+        """See Estimator. A mean does not age."""
+
     def predict(self, index_P: NDArray[np.int64] | None = None) -> Point:
         """See Estimator."""
         return Point(self._mean_P.copy() if index_P is None else self._mean_P[index_P])
@@ -58,6 +61,10 @@ class DiscountedBeta:
         self._passed_P[index] = faded * self._passed_P[index] + late * num_passed
         self._failed_P[index] = faded * self._failed_P[index] + late * (num_scored - num_passed)
         self._step_P[index] = at
+        self._now = max(self._now, step)
+
+    def advance(self, step: float) -> None:
+        """See Estimator."""
         self._now = max(self._now, step)
 
     def predict(self, index_P: NDArray[np.int64] | None = None) -> Beta:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,21 +86,40 @@ class Results:
             file.write(json.dumps({"cell": list(cell), "figures": figures}) + "\n")
 
 
-def run_cells(cells: Iterable[Cell], results: Results, *, num_jobs: int, until: float) -> bool:
-    """Run what has not run, in order, until the time `until` (of `time.monotonic`); whether all have run."""
+def run_cells(
+    cells: Iterable[Cell],
+    results: Results,
+    *,
+    num_jobs: int,
+    until: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> bool:
+    """Run what has not run, in order, until the time `until` (of `time.monotonic`); whether all have run.
+
+    `say` is told twenty times how far it is.
+    """
     left = [cell for cell in dict.fromkeys(cells) if cell not in results.cells]
+    start, every = time.monotonic(), max(1, len(left) // 20)
+    for done, (cell, figures) in enumerate(_figures_of(left, num_jobs, until), start=1):
+        results.add(cell, figures)
+        if done % every == 0:
+            minutes = (time.monotonic() - start) / 60
+            rest = minutes * (len(left) - done) / done
+            say(f"{done} of {len(left)} cells in {minutes:.1f} minutes, about {rest:.0f} more")
+    return all(cell in results.cells for cell in left)
+
+
+def _figures_of(cells: Sequence[Cell], num_jobs: int, until: float) -> Iterator[tuple[Cell, dict[str, Any]]]:
     if num_jobs == 1:
-        for cell in left:
-            if time.monotonic() > until:
-                return False
-            results.add(cell, run_cell(cell))
-        return True
+        for cell in cells:
+            if (figures := _run_before(cell, until)) is not None:
+                yield cell, figures
+        return
     with ProcessPoolExecutor(num_jobs) as executor:
-        futures = {executor.submit(_run_before, cell, until): cell for cell in left}
+        futures = {executor.submit(_run_before, cell, until): cell for cell in cells}
         for future in as_completed(futures):
             if (figures := future.result()) is not None:
-                results.add(futures[future], figures)
-    return all(cell in results.cells for cell in left)
+                yield futures[future], figures
 
 
 def run_cell(cell: Cell) -> dict[str, Any]:

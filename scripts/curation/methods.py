@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from curation.world import Floats, Learner
+from curator.chooser import MAX_CANDIDATES
 from curator.difficulty import SlidingRate, expected_signal
 from curator.estimators.features import Features, fourier, make_features
 from curator.estimators.item_response import ItemResponse, Prior
 from curator.estimators.value import VALUES, mixed_K
-from curator.selection import Part, Shares, draw_parts, selection_parts, shared_parts
+from curator.selection import Part, Shares, candidates, draw_parts, selection_parts, shared_parts
 from curator.standing import retired
 
 Indices = NDArray[np.int64]
@@ -198,23 +199,23 @@ class Joint(Method):
     """Ours: the item-response model that moves with the policy, and shares by expected worth."""
 
     trials = (
-        {"sharpness": 8.0},
+        {"sharpness": 16.0, "floor": 0.02},
         {"sharpness": 16.0},
         {"sharpness": 32.0},
-        {"sharpness": 16.0, "signal": "mixed"},
-        {"sharpness": 16.0, "domain": 0.5},
-        {"sharpness": 16.0, "own_drift": 0.03},
+        {"sharpness": 32.0, "signal": "mixed"},
+        {"sharpness": 32.0, "domain": 0.5},
+        {"sharpness": 32.0, "own_drift": 0.03},
     )
 
     def prepare(
         self,
         signal: str = "centered",
-        sharpness: float = 16.0,
+        sharpness: float = 32.0,
         domain: float = 0.0,
         shared_drift: float = 4e-3,
         own_drift: float = 1e-2,
         own_variance: float = 3.0,
-        floor: float = 0.02,
+        floor: float = 0.005,
         unseen: float = 0.0,
     ) -> None:
         """See Method."""
@@ -229,12 +230,15 @@ class Joint(Method):
         vectors = fourier(self.learner.vector_NV.astype(np.float32), 32)
         return make_features([str(domain) for domain in self.learner.domain_N], vector_PV=vectors)
 
-    def odds(self, step: int) -> list[Part]:
-        """See Method."""
-        belief = self._model.predict()
-        solved, hopeless = retired(belief, self._num_groups_N)
-        worth = np.where(solved | hopeless, 0.0, belief.group_value_P(self._value_K))
-        return shared_parts(worth, self.num_in_flight > 0, self._num_groups_N == 0, self.learner.domain_N, self._shares)
+    def choose(self, num: int, step: int) -> Indices:
+        """See Method. Of a large pool each draw looks at a part, as the curator does."""
+        index_C = candidates(self.num, MAX_CANDIDATES, self.rng)
+        belief, num_groups_C = self._model.predict(index_C), self._num_groups_N[index_C]
+        solved, hopeless = retired(belief, num_groups_C)
+        worth_C = np.where(solved | hopeless, 0.0, belief.group_value_P(self._value_K))
+        domain_C, in_flight_C = self.learner.domain_N[index_C], self.num_in_flight[index_C] > 0
+        parts = shared_parts(worth_C, in_flight_C, num_groups_C == 0, domain_C, self._shares)
+        return np.resize(index_C[draw_parts(parts, num, self.rng)], num)
 
     def observe(self, index: Indices, passed: Indices, num: int, step: int) -> None:
         """See Method."""

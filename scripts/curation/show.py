@@ -64,16 +64,21 @@ def _text(value: float | None, scale: float = 1.0, digits: int = 3) -> str:
 
 
 def picture(worlds: Mapping[str, Rows], path: Path) -> None:
-    """Mean held-out accuracy over rollouts, a panel a world."""
+    """Mean held-out accuracy over rollouts, a panel a world, four in a row; without worlds of no whole seed."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(worlds), figsize=(5.2 * len(worlds), 4.2), sharey=True, squeeze=False)
+    panels = [(world, rows) for world, rows in worlds.items() if all(rows.values())]
+    columns = min(4, max(1, len(panels)))
+    lines = max(1, math.ceil(len(panels) / columns))
+    figure, axes = plt.subplots(lines, columns, figsize=(5.2 * columns, 4.2 * lines), sharey=True, squeeze=False)
     at = np.linspace(FROM_ROLLOUTS, NUM_ROLLOUTS, 100)[::5] / 1000
     names = sorted({name for rows in worlds.values() for name in rows})
-    for axis, (world, rows) in zip(axes[0], worlds.items(), strict=True):
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    for axis, (world, rows) in zip(axes.flat, panels, strict=False):
         for name, by_seed in rows.items():
             curve: NDArray[np.float64] = np.mean([row["curve"] for row in by_seed.values()], axis=0)
             is_ours = name.startswith("ours")
@@ -85,8 +90,9 @@ def picture(worlds: Mapping[str, Rows], path: Path) -> None:
         axis.set_title(world)
         axis.set_xlabel("thousand rollouts")
         axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("held-out accuracy")
-    axes[0][-1].legend(fontsize=7, loc="lower right")
+    for row in axes:
+        row[0].set_ylabel("held-out accuracy")
+    axes[0][columns - 1].legend(fontsize=7, loc="lower right")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

@@ -158,9 +158,11 @@ CURATOR = figures(
     durable_sequence | outcomes | on disk
     retired_solved | problems | not picked any more: solved
     retired_hopeless | problems | not picked any more: too hard
+    quarantined | problems | put aside, never picked
     suspects | | ids of problems that fail although all that is like them passes
     fates/* | groups | by how the buffer took them
     scored_groups | groups | that moved a rate
+    earlier_groups | groups | of another run, learned before the first
     no_signal/* | groups | without signal, by cause
     no_signal_share/* | share | the same, of scored groups
     unknown_problems | outcomes | of problems that have left the pool

@@ -56,4 +56,12 @@ def make_outcome(
 
 
 def make_curation(pool: Pool, *, flush_outcomes: int = 512, exploration: float = 0.1, seed: int = 0) -> Curation:
-    return Curation(pool, group_size=4, flush_outcomes=flush_outcomes, exploration=exploration, seed=seed)
+    """With the sliding rate, whose probabilities can be computed by hand."""
+    return Curation(
+        pool,
+        group_size=4,
+        estimator="sliding_rate",
+        flush_outcomes=flush_outcomes,
+        exploration=exploration,
+        seed=seed,
+    )

@@ -112,13 +112,17 @@ def test_a_small_pool_does_not_stall(tmp_path: Path) -> None:
 
 
 def test_problems_without_signal_are_picked_before_any_is_picked_twice(tmp_path: Path) -> None:
-    curation = Curation(make_pool(tmp_path / "pool", 2), group_size=4, rate_step=1.0, exploration=0.0)
+    curation = Curation(
+        make_pool(tmp_path / "pool", 2), group_size=4, estimator="sliding_rate", rate_step=1.0, exploration=0.0
+    )
     curation.report([make_outcome(0, "p0001", passed=4, failed=0, fate="no_signal")])
     assert ids(curation.next(["a", "b"])) == ["p0000", "p0001"]
 
 
 def test_c29_a_pool_without_any_signal_is_still_sampled_and_shows_why(tmp_path: Path) -> None:
-    curation = Curation(make_pool(tmp_path / "pool", 3), group_size=4, rate_step=1.0, exploration=0.0)
+    curation = Curation(
+        make_pool(tmp_path / "pool", 3), group_size=4, estimator="sliding_rate", rate_step=1.0, exploration=0.0
+    )
     curation.report([make_outcome(i, f"p000{i}", passed=0, failed=4, fate="no_signal") for i in range(3)])
     assert sorted(ids(curation.next(["a", "b", "c"]))) == ["p0000", "p0001", "p0002"]
     stats = curation.stats()
@@ -127,7 +131,9 @@ def test_c29_a_pool_without_any_signal_is_still_sampled_and_shows_why(tmp_path: 
 
 
 def test_c50_a_solved_problem_keeps_a_floor_and_comes_back(tmp_path: Path) -> None:
-    curation = Curation(make_pool(tmp_path / "pool", 4), group_size=4, rate_step=1.0, exploration=0.2)
+    curation = Curation(
+        make_pool(tmp_path / "pool", 4), group_size=4, estimator="sliding_rate", rate_step=1.0, exploration=0.2
+    )
     curation.report([make_outcome(0, "p0003", passed=4, failed=0, fate="no_signal")])
     probabilities = {}
     for number in itertools.count(1):

@@ -89,3 +89,15 @@ def test_draws_follow_the_probabilities() -> None:
 def test_nothing_can_be_drawn_from_nothing() -> None:
     with pytest.raises(ValueError, match="positive"):
         draw(np.zeros(3), 1, np.random.default_rng(0))
+
+
+def test_a_draw_is_the_first_of_all_clocks_that_ring() -> None:
+    q = np.array([0.5, 0.0, 0.3, 0.2, 1e-320, 1e-320])
+    for seed in range(20):
+        support = np.flatnonzero(q)
+        with np.errstate(over="ignore"):
+            rings = np.random.default_rng(seed).standard_exponential(5) / q[support]
+        # Those of a rate near 0 ring at infinity, in their order.
+        expected = support[np.argsort(rings, kind="stable")]
+        for num in range(1, 6):
+            assert draw(q, num, np.random.default_rng(seed)).tolist() == expected[:num].tolist()

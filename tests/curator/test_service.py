@@ -10,6 +10,7 @@ import pytest
 
 from curator.client import Curator, Found, Picked, Positioned, Refused, Reported
 from curator.curation import Curation
+from curator.errors import PoolError
 from curator.pool import Pool
 from curator.service import CuratorService
 from curator.wire import Client, RemoteError, WireError
@@ -187,3 +188,47 @@ def test_the_position_is_asked_without_waiting(tmp_path: Path, connect: Connect)
         curator.report([make_outcome(0)])
         asked = curator.post_position()
         assert curator.poll(5) == [Positioned(asked, 1, 0)]
+
+
+def test_several_runs_share_a_service_each_with_outcomes_and_a_posterior_of_its_own(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 6)
+    first = Curation(pool.of_run("a"), group_size=4)
+    first.report([make_outcome(number, f"p{number % 3:04d}", passed=4, failed=0) for number in range(12)])
+    first.flush()
+    second = Curation(pool.of_run("b"), group_size=4, start_from=pool.of_run("a"))
+    service = CuratorService({"a": first, "b": second}, "tcp://127.0.0.1:*")
+    stop = threading.Event()
+    thread = threading.Thread(target=service.run, args=(stop,))
+    thread.start()
+    a, b, nobody = (Curator(service.address, run=run, timeout_s=5, resend_s=0.1) for run in ("a", "b", "c"))
+    try:
+        # The groups of two runs may have the same ids, and their outcomes the same numbers.
+        assert a.next(["g1"])[0].group_id == b.next(["g1"])[0].group_id == "g1"
+        assert (a.report([make_outcome(12, "p0005")]), b.report([make_outcome(0, "p0005")])) == (13, 1)
+        assert (a.stats()["scored_groups"], b.stats()["scored_groups"]) == (13, 1)
+        assert (a.stats()["earlier_groups"], b.stats()["earlier_groups"]) == (0, 12)
+        with pytest.raises(RemoteError, match="run = 'c': not here; known: 'a', 'b'"):
+            nobody.position()
+        assert service.status().keys() == {"a", "b"}
+    finally:
+        for curator in (a, b, nobody):
+            curator.close()
+        stop.set()
+        thread.join(10)
+    # Both have been written, and the pool is free.
+    opened = Pool.open(pool.path)
+    assert [opened.of_run(run).last_sequence() for run in ("a", "b")] == [12, 0]
+    assert opened.last_sequence() == -1
+    assert Curation(opened.of_run("b"), group_size=4).stats()["earlier_groups"] == 12
+
+
+def test_the_lock_of_a_pool_is_held_until_the_last_of_its_runs_ends(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 2)
+    curations = [Curation(pool.of_run(run), group_size=4) for run in ("a", "b")]
+    for curation in curations:
+        with pytest.raises(PoolError, match="another process writes"):
+            Pool.open(pool.path).become_writer()
+        curation.close()
+    Pool.open(pool.path).become_writer()
+    with pytest.raises(PoolError, match="run 'a b': expected"):
+        pool.of_run("a b")

@@ -13,8 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from curation.cells import Cell, Results, make_cell, run_cells, tuning_cells
 from curation.methods import METHODS
+from curation.page import described, page
 from curation.run import run
-from curation.show import paired, table
+from curation.show import Rows, paired, table
 from curation.world import WORLDS, Learner, World, smaller
 
 SMALL = smaller(WORLDS["2k_lag4"], 300)
@@ -94,3 +95,31 @@ def test_the_table_leaves_out_what_a_method_does_not_predict() -> None:
     text = table({"uniform": {0: figures}, "mopps": {0: figures}})
     assert "+0.000" in text
     assert text.count("\n") == 3
+
+
+def test_the_page_has_a_line_and_a_table_for_each_world_that_has_run() -> None:
+    figures = run(SMALL, "ours", 0, {}, num_rollouts=12_000)
+    rows = {name: dict.fromkeys((0, 1), figures) for name in ("mopps", "ours")}
+    shown: dict[str, Rows] = {"lag64": rows, "link": {name: {} for name in rows}}
+    text = page(
+        shown,
+        {"2k_lag4": {"mopps": {"keep": 0.5}}},
+        cpu_s=120.0,
+        picture=Path("docs/images/c.png"),
+        at=Path("docs/f.md"),
+    )
+    assert "(images/c.png)" in text
+    assert "| lag64 | 2 | +0.000 ± 0.000 |  |" in text
+    assert "## `lag64`: lag = 64" in text
+    assert "## `link`" not in text
+    assert "4 runs reported; with those of the tuning, 2 minutes of one processor." in text
+    assert "| mopps | keep = 0.5 |" in text
+    assert described("2k_lag4") == "`2k_lag4`"
+
+
+def test_progress_is_told_and_every_cell_is_run_by_two_processes(tmp_path: Path) -> None:
+    cells = [make_cell("2k_lag4", "uniform", seed, {})._replace(num_rollouts=600) for seed in range(4)]
+    told: list[str] = []
+    assert run_cells(cells, Results(tmp_path / "cells.jsonl"), num_jobs=2, until=math.inf, say=told.append)
+    assert [text.split(" cells")[0] for text in told] == ["1 of 4", "2 of 4", "3 of 4", "4 of 4"]
+    assert set(Results(tmp_path / "cells.jsonl").cells) == set(cells)

@@ -214,3 +214,15 @@ def test_counts_with_features_tell_of_problems_without_any() -> None:
     assert hard < 0.25
     assert joint.group_value_P(mixed_K(8))[38] > joint.group_value_P(mixed_K(8))[0]
     assert joint.quantile_P(0.05)[38] < 1 / 8 < joint.quantile_P(0.95)[38]
+
+
+def test_before_any_group_problems_are_as_hard_as_for_the_weakest_of_the_offline_models() -> None:
+    rates = np.array([[0.25, 0.75], [0.5, 0.75], [0.75, 0.75]])
+    belief = ItemResponse(make_features(["a"] * 3, offline_rate_PA=rates)).predict()
+    # With n = 8 rollouts 1/4 is 3/10 and 3/4 is 7/10, whose logits are -l and l, l = ln 7/3. The first model is the
+    # weaker one, with the mean logit 0; the models' deviations from their means are -l, 0, l and 0, 0, 0.
+    half = math.log(7 / 3) / 2
+    np.testing.assert_allclose(belief.logit_P, [-half, 0.0, half], atol=1e-6)
+    # One without a rate is expected to be as the others are on average.
+    belief = ItemResponse(make_features(["a"] * 3, offline_rate_PA=[0.25, np.nan, 1.0])).predict()
+    np.testing.assert_allclose(belief.logit_P[1], (math.log(3 / 7) + math.log(9)) / 2, atol=1e-6)
