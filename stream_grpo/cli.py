@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stream_grpo import cli_experiments, config_file, identity
+from stream_grpo import cli_cluster, cli_experiments, config_file, identity
 from stream_grpo.algo.presets import DEFAULT, PRESETS, Preset
 from stream_grpo.cli_errors import errors as _errors
 from stream_grpo.config import Config
@@ -344,6 +344,7 @@ def _as_toml(name: str, preset: Preset) -> Iterator[str]:
         yield from config_file.toml_lines(key, value)
 
 
+app.command()(cli_cluster.samplers)
 app.command()(cli_experiments.compare)
 app.command()(cli_experiments.sweep)
 app.command()(cli_experiments.ablate)

@@ -59,7 +59,7 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
         why = "evaluation.num_problems = 0" if config.evaluation.files else "evaluation.files names no file"
         say(f"no evaluation before and after training: {why}")
     config.run.root.mkdir(parents=True, exist_ok=True)
-    _check_room(config)
+    check_room(config)
     building = config.run_dir.with_name(f".{config.run.name}.preparing-{os.getpid()}")
     try:
         (building / "logs").mkdir(parents=True)
@@ -82,7 +82,7 @@ def _taken(config: Config) -> ConfigError:
     return ConfigError(f"{config.run_dir} exists: choose another run.name, or go on with --resume {config.run_dir}")
 
 
-def _check_room(config: Config) -> None:
+def check_room(config: Config) -> None:
     """Raise ConfigError where disk or memory are too small whatever the run does."""
     sampler, memory = config.sampler, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     caches = sampler.num_samplers * sampler.kv_cache_bytes
