@@ -1,4 +1,4 @@
-"""`stream-grpo samplers`: what is typed of the processes of a run and of the machines they run on."""
+"""`stream-grpo samplers` and `keys`: what is typed of the processes of a run and of the machines they run on."""
 
 from __future__ import annotations
 
@@ -53,10 +53,27 @@ def samplers(
             )
 
 
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="RUN_OR_FOLDER", help="A run folder, or one for keys alone.")],
+) -> None:
+    """Make the CURVE keys of a run anew, or those of another service: who has none of them is not let in."""
+    console = Console()
+    with errors(console):
+        from stream_grpo import keys as of_run
+        from stream_grpo.orders import is_run
+
+        target = folder / of_run.FOLDER if (folder / "config.toml").exists() else folder
+        if target != folder and is_run(folder):
+            raise ConfigError(f"{folder}: this run is running with the keys it has; stop it first")
+        of_run.make(target)
+        console.say(f"{target}: {of_run.SERVER_FILE} for what listens, {of_run.CLIENT_FILE} for what connects")
+
+
 def _line(sampler: Mapping[str, Any]) -> str:
     version = ".".join(map(str, sampler["version"])) if sampler["version"] else "none yet"
+    where = f"process {sampler['pid'] or '-'} on {sampler['node'] or '-'}"
     return (
-        f"{sampler['name']:12} {sampler['state']:9} process {sampler['pid'] or '-'}  weights {version}  "
+        f"{sampler['name']:12} {sampler['state']:9} {where}  weights {version}  "
         f"{sampler['num_running'] or 0} running, {sampler['num_tokens'] or 0} tokens sampled, "
         f"{sampler['restarts_left']} restarts left"
     )

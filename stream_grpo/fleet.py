@@ -36,9 +36,9 @@ class Fleet:
         """What is done on which order."""
         return {"samplers": self._list, "samplers.add": self._add, "samplers.remove": self._remove}
 
-    def place(self, *, curator: str, buffer: str) -> None:
-        """Start the processes of those of the configuration; they are told these addresses."""
-        self._addresses = {"curator": curator, "buffer": buffer}
+    def place(self, **addresses: str) -> None:
+        """Start the processes of those of the configuration; they are told these addresses by name."""
+        self._addresses = addresses
         for name in self.names:
             self._place(name)
 

@@ -12,19 +12,25 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from stream_grpo import parts
+from stream_grpo import parts, placement
 from stream_grpo.config import Config
 from stream_grpo.errors import RankError, StallError, StreamGrpoError
 from stream_grpo.lifetime import become_part, children, end_with, is_alive
 
 BUILD_TIMEOUT_S = 300.0
+GROUP_TIMEOUT_S = 60.0
+"""What Ray gets to reserve what a role needs."""
+SERVERS = ("buffer", "curator", "weights")
+"""Kinds of parts that others connect to."""
 STATUS_TIMEOUT_S = 5.0
 LOOK_S = 1.0
 """How often Ray itself is looked at while a part is built."""
@@ -43,14 +49,29 @@ RAY_PROGRAMS = ("gcs_server", "raylet")
 """Of a local Ray. Without one of them the parts go on for a while, but none can be started again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Where the launcher runs."""
+
+    node_id: str
+    """Ray's name of the node."""
+    pid: int
+
+
 @ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)
 class Host:
     """One process of the run: builds its part, runs its loop, answers while it runs."""
 
-    def __init__(self, name: str, log_dir: Path, launcher: int) -> None:
-        # Ray ends the actors of a driver that died; not at once, and not where Ray died too.
-        end_with(launcher)
-        become_part(log_dir.parent)
+    def __init__(self, name: str, config: Config, home: Home, files: Mapping[str, bytes]) -> None:
+        self._is_away = config.cluster.node_root is not None and _node_id() != home.node_id
+        if _node_id() == home.node_id:
+            # Ray ends the actors of a driver that died; not at once, and not where Ray died too.
+            end_with(home.pid)
+        self._config = parts.away(config, name) if self._is_away else config
+        if self._is_away:
+            _unpack(files, self._config.run_dir)
+        log_dir = self._config.run_dir / "logs"
+        become_part(self._config.run_dir)
         log = os.open(log_dir / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
@@ -59,10 +80,13 @@ class Host:
         self._stop = threading.Event()
         self._part: Any = None
 
-    def build(self, kind: str, config: Config, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Build the part and say how it is reached, and under which process id it runs."""
-        self._part = parts.BUILDERS[kind](config, **arguments)
-        return {"address": getattr(self._part, "address", ""), "pid": os.getpid()}
+    def build(self, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the part and say how it is reached, and under which process id it runs, where."""
+        # Who sees the run's folder reads weights there.
+        chosen = {name: value for name, value in arguments.items() if name != "weights" or self._is_away}
+        self._part = parts.BUILDERS[kind](self._config, **chosen)
+        node = ray.util.get_node_ip_address()
+        return {"address": getattr(self._part, "address", ""), "pid": os.getpid(), "node": node}
 
     def run(self) -> Any:
         """The part's loop; returns what the loop returns."""
@@ -80,6 +104,24 @@ class Host:
     def stop(self) -> None:
         """Ask the loop to end."""
         self._stop.set()
+
+
+def _node_id() -> str:
+    """Ray's name of the node that this process runs on."""
+    name: str = ray.get_runtime_context().get_node_id()
+    return name
+
+
+def _unpack(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write what a part needs of the run's folder, readable by its owner alone: keys are among it."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+    (folder / "logs").mkdir(exist_ok=True)
 
 
 @dataclass
@@ -107,6 +149,8 @@ class Placed:
     """Monotonic time by which one that leaves is gone; None: it stays."""
     address: str = ""
     pid: int = 0
+    node: str = ""
+    """IP of the node it runs on."""
     last_status: dict[str, Any] = field(default_factory=dict)
     asking: Any = None
     """Ray reference of the status that was asked for and has not come."""
@@ -136,6 +180,63 @@ class Placed:
         return f"{self.name} (process {self.pid}) has not answered for {self.silent_s:.0f} s: it is stopped or hangs"
 
 
+class Nodes:
+    """Which node of Ray each part goes to. Asks Ray when it is first needed."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._groups: dict[str, PlacementGroup] = {}
+
+    @cached_property
+    def home(self) -> Home:
+        """The launcher's own node and process."""
+        return Home(node_id=_node_id(), pid=os.getpid())
+
+    @cached_property
+    def _addresses(self) -> dict[str, str]:
+        """Ray's name of every node that lives, by its IP."""
+        return {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+    @cached_property
+    def _home_address(self) -> str:
+        return next(address for address, name in self._addresses.items() if name == self.home.node_id)
+
+    def bind(self) -> str:
+        """Where a server listens: on the address that the cluster knows its node by, and on no other."""
+        return f"tcp://{self._config.cluster.server_node or self._home_address}:*"
+
+    def strategy(self, name: str, kind: str, *, by_order: bool) -> Any:
+        """How Ray is to place a part. Raises RunFailed where the cluster has no such node, or no room."""
+        place = None if by_order else placement.place_of(self._config, name)
+        if place is not None:
+            return PlacementGroupSchedulingStrategy(
+                placement_group=self._group(place.role), placement_group_bundle_index=place.bundle
+            )
+        if by_order and self._config.cluster.address:
+            return "SPREAD"
+        # All that needs the run's folder at hand; on one machine everything, which speaks over loopback.
+        return NodeAffinitySchedulingStrategy(self._server_node(kind), soft=False)
+
+    def _server_node(self, kind: str) -> str:
+        address = self._config.cluster.server_node
+        if address is None or kind not in SERVERS:
+            return self.home.node_id
+        if address not in self._addresses:
+            raise RunFailed(f"cluster.server_node = {address!r}: no such node; there are {', '.join(self._addresses)}")
+        return self._addresses[address]
+
+    def _group(self, role: str) -> PlacementGroup:
+        if role not in self._groups:
+            wanted = placement.groups(self._config, self._home_address)[role]
+            group = placement_group([dict(bundle) for bundle in wanted.bundles], strategy=wanted.strategy)
+            if not group.wait(GROUP_TIMEOUT_S):
+                free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
+                bundles = ", ".join(map(str, wanted.bundles))
+                raise RunFailed(f"the cluster has no room for the {role}: {bundles} ({wanted.strategy}); free: {free}")
+            self._groups[role] = group
+        return self._groups[role]
+
+
 class RunFailed(StreamGrpoError):
     """A part ended with an error that ends the run; the message names the part and the cause."""
 
@@ -154,6 +255,7 @@ class Launcher:
         """Of the parts that have left, the last status of every incarnation."""
         self._ray: dict[str, int] = {}
         """Process ids of the local Ray by program."""
+        self._nodes = Nodes(config)
 
     def place(
         self, name: str, kind: str, *, restarts: int = 0, team: str = "", by_order: bool = False, **arguments: Any
@@ -175,21 +277,23 @@ class Launcher:
 
     def _start(self, placed: Placed) -> None:
         resources = parts.RESOURCES[placed.kind](self._config)
+        files = {} if self._config.cluster.node_root is None else parts.files_to_send(self._config)
         placed.handle = Host.options(  # type: ignore[attr-defined]
             # A local Ray believes in as many cores as the configuration asks for.
-            num_cpus=0 if placed.by_order and not self._config.ray.address else resources.num_cpus,
+            num_cpus=0 if placed.by_order and not self._config.cluster.address else resources.num_cpus,
             num_gpus=resources.num_gpus,
             runtime_env={"env_vars": resources.environment},
-            # All parts speak over loopback.
-            scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
-        ).remote(placed.name, self._log_dir, os.getpid())
+            scheduling_strategy=self._nodes.strategy(placed.name, placed.kind, by_order=placed.by_order),
+        ).remote(placed.name, self._config, self._nodes.home, files)
         arguments = dict(placed.arguments)
         if placed.address:
             arguments["bind"] = placed.address  # peers find a restarted server where it was
+        elif placed.kind in SERVERS and self._config.cluster.address:
+            arguments["bind"] = self._nodes.bind()
         if placed.team:
             arguments["rendezvous"] = self._rendezvous[placed.team]
         placed.running = None
-        placed.building = placed.handle.build.remote(placed.kind, self._config, arguments)
+        placed.building = placed.handle.build.remote(placed.kind, arguments)
 
     def built(self, name: str) -> str:
         """Wait until a part and its team are built; returns its address. Raises RunFailed, StallError."""
@@ -214,7 +318,7 @@ class Launcher:
         ]
 
     def _take_built(self, placed: Placed, facts: Mapping[str, Any]) -> None:
-        placed.address, placed.pid, placed.building = facts["address"], facts["pid"], None
+        placed.address, placed.pid, placed.node, placed.building = facts["address"], facts["pid"], facts["node"], None
 
     def run(self, *names: str) -> None:
         """Start the loops of parts that are built; those of others begin once they are, while `supervise` watches."""
@@ -282,13 +386,13 @@ class Launcher:
     def facts(self, name: str) -> dict[str, Any]:
         """How a part stands, in plain values."""
         placed = self._parts[name]
-        facts = {"name": name, "state": placed.state, "pid": placed.pid, "restarts_left": placed.restarts_left}
+        facts = {name: getattr(placed, name) for name in ("name", "state", "pid", "node", "restarts_left")}
         return facts | {key: placed.last_status.get(key) for key in ("version", "num_running", "num_tokens")}
 
     def lacks(self, kind: str, number: int) -> str:
         """Why Ray cannot place so many more parts of a kind now; empty where it can."""
         needed, free = parts.RESOURCES[kind](self._config), ray.available_resources()
-        wanted = {"CPU": needed.num_cpus if self._config.ray.address else 0, "GPU": needed.num_gpus}
+        wanted = {"CPU": needed.num_cpus if self._config.cluster.address else 0, "GPU": needed.num_gpus}
         short = [
             f"{number * each:g} {name}s are needed and {free.get(name, 0):g} are free"
             for name, each in wanted.items()
@@ -449,7 +553,7 @@ class Launcher:
 
     def stop_all(self) -> list[str]:
         """Stop everything, as `stop` does: the learner first, whose checkpoint the buffer must note; servers last."""
-        order = {"learner": 0, "follower": 0, "sampler": 1, "evaluation": 1, "buffer": 2, "curator": 3}
+        order = {"learner": 0, "follower": 0, "sampler": 1, "evaluation": 1, "weights": 2, "buffer": 2, "curator": 3}
         return self.stop(*sorted(self._parts, key=lambda name: order[self._parts[name].kind]))
 
     def _explain(self, placed: Placed, error: RayError) -> str:
@@ -479,10 +583,10 @@ def kill(handle: Any) -> None:
 
 @contextmanager
 def ray_session(config: Config) -> Iterator[None]:
-    """A Ray to run on: the cluster of `ray.address`, or a local one that ends with the run."""
+    """A Ray to run on: the cluster of `cluster.address`, or a local one that ends with the run."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if config.ray.address:
-        ray.init(address=config.ray.address, log_to_driver=False, configure_logging=False)
+    if config.cluster.address:
+        ray.init(address=config.cluster.address, log_to_driver=False, configure_logging=False)
     else:
         ray.init(
             num_cpus=max(os.cpu_count() or 1, parts.num_cpus_needed(config)),

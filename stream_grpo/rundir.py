@@ -35,6 +35,7 @@ from stream_grpo.parts import GUARDS_FILE, HELDOUT_FILE, INTERVAL_HELDOUT_FILE
 from stream_grpo.rewards.scoring import check_scores_alone, check_verifiers
 from stream_grpo.run_manifest import make_manifest, resumed_manifest
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
+from stream_grpo.sizes import impossible, shape_of
 
 MAX_SHOWN = 5
 """Refused prompts that are shown one by one."""
@@ -47,6 +48,9 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
     """
     config = with_absolute_paths(config)
     if found := [*unusable(config), *([] if resume else missing_files(config))]:
+        raise ConfigError("\n".join(found))
+    shape = shape_of(config.model.path)
+    if shape and (found := list(impossible(config, shape))):
         raise ConfigError("\n".join(found))
     if resume:
         _take_up(config, say)
@@ -86,7 +90,7 @@ def check_room(config: Config) -> None:
     """Raise ConfigError where disk or memory are too small whatever the run does."""
     sampler, memory = config.sampler, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     caches = sampler.num_samplers * sampler.kv_cache_bytes
-    if caches > memory and config.ray.address is None and not sampler.num_gpus:
+    if caches > memory and config.cluster.address is None and not sampler.num_gpus:
         raise ConfigError(
             f"sampler.num_samplers = {sampler.num_samplers}: with sampler.kv_cache_bytes = "
             f"{sampler.kv_cache_bytes >> 20} MiB each they need {caches >> 20} MiB, this machine has {memory >> 20} MiB"

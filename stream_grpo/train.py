@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from curator.wire import Client
+from stream_grpo import keys
 from stream_grpo.alarms import Alarms, SafeAlarms
 from stream_grpo.config import Config
 from stream_grpo.config_file import missing_files
@@ -30,7 +30,7 @@ from stream_grpo.learner.checkpoint import newest_version
 from stream_grpo.metrics import MetricsLog, MetricsReader
 from stream_grpo.model_folder import unusable
 from stream_grpo.orders import Orders
-from stream_grpo.parts import Evaluation, evaluation_shares, learner_names
+from stream_grpo.parts import Evaluation, connect, evaluation_shares, learner_names
 from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare, with_absolute_paths
 from stream_grpo.sampler.environment import environment
 from stream_grpo.sinks.sink import Sinks
@@ -58,6 +58,7 @@ def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
         if resume:
             refuse_finished(config)
             prepare(config, resume=True, say=console.say)
+        _make_keys(config)
         with _live_page(config, console):
             summary = _run(config, begun, resume, console)
     write_json(config.run_dir / "summary.json", summary)
@@ -65,6 +66,13 @@ def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
     for line in (*report_lines(summary), *guard_lines(summary["guards"])):
         console.say(line)
     return summary
+
+
+def _make_keys(config: Config) -> None:
+    """On a cluster sockets listen beyond loopback, for those alone that have the keys of this run."""
+    folder = config.run_dir / keys.FOLDER
+    if config.cluster.address and not folder.exists():
+        keys.make(folder)
 
 
 @contextmanager
@@ -173,13 +181,18 @@ class TrainingRun:
         launcher.place("buffer", "buffer", restarts=3, curator=curator)
         buffer = launcher.built("buffer")
         launcher.run("curator", "buffer")
+        addresses = {"curator": curator, "buffer": buffer}
+        if config.cluster.node_root is not None:
+            launcher.place("weights", "weights", restarts=3)
+            addresses["weights"] = launcher.built("weights")
+            launcher.run("weights")
         learner: dict[str, Any] = {"restarts": config.learner.max_restarts}
         if len(self._ranks) > 1:
             learner["team"] = "learner"
         launcher.place("learner", "learner", **learner, buffer=buffer)
         for rank, name in enumerate(self._ranks[1:], start=1):
             launcher.place(name, "follower", **learner, rank=rank)
-        self._fleet.place(curator=curator, buffer=buffer)
+        self._fleet.place(**addresses)
 
     def _evaluate(self, when: str, model_dir: Path) -> list[ProblemScore]:
         """Score a model folder, or read the scores of an earlier start of this run; those of guards too."""
@@ -260,10 +273,10 @@ class TrainingRun:
         if version := learners[-1].get("version"):
             self._ages.keep_before(version[1] + 1)
         self._fleet.end()
-        buffer = Client(launcher.address("buffer"), name="launcher", peer="buffer")
+        buffer = connect(self._config, launcher.address("buffer"), name="launcher", peer="buffer")
         ledger = read_ledger(buffer)
         buffer.close()
-        launcher.stop(*self._ranks, "buffer", "curator")
+        launcher.stop(*self._ranks, "weights", "buffer", "curator")
         return {
             "steps": self._ages.step,
             **loop_facts(learners, samplers, now),

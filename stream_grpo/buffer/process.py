@@ -192,7 +192,8 @@ class BufferProcess:
             self._next_retire_at = now + _RETIRE_EVERY_S
             self._retire(now)
         if now >= self._next_status_at:
-            self._status, self._next_status_at = figures(self._book, self._journal), now + _STATUS_EVERY_S
+            self._status = {**figures(self._book, self._journal), "wire_refused": self._server.refused}
+            self._next_status_at = now + _STATUS_EVERY_S
 
     def _patience_s(self) -> float:
         if self._journal.has_pending:
