@@ -267,6 +267,7 @@ class _Door:
     def close(self) -> None:
         """Before the socket is closed."""
         self._socket.disable_monitor()
+        self._events.close(linger=0)
         if self._guard:
             self._guard.stop()
 
