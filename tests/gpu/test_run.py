@@ -31,24 +31,20 @@ def summary_of(made: Path, root: Path, **settings: object) -> dict[str, Any]:
     return found
 
 
-# bf16 has 8 bits of mantissa: logprobs of the two engines differ by some 1e-2.
-BF16 = {"model.dtype": "bfloat16", "weights.probe_mean_tolerance": 0.02, "weights.probe_max_tolerance": 0.2}
-
-
-@pytest.mark.parametrize("precision", [{}, BF16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_sampler_and_learner_share_a_gpu(made: Path, tmp_path: Path, stage: int, precision: dict[str, object]) -> None:
+def test_sampler_and_learner_share_a_gpu(made: Path, tmp_path: Path, stage: int, dtype: str) -> None:
     summary = summary_of(
         made,
         tmp_path,
         **{
+            "model.dtype": dtype,
             "cluster.colocate": "true",
             "sampler.num_gpus": 0.5,
             "sampler.gpu_memory_utilization": 0.3,
             "learner.num_gpus": 0.5,
             "learner.zero_stage": stage,
         },
-        **precision,
     )
     assert summary["steps"] == NUM_STEPS
     assert summary["ledger_closes"]
