@@ -1,4 +1,4 @@
-"""Places the processes of a run as Ray actors, restarts what dies, stops them in order. Ray is imported here alone."""
+"""Places the processes of a run as Ray actors, restarts what dies, stops them in order. Knows Ray, as `nodes` does."""
 
 from __future__ import annotations
 
@@ -12,25 +12,19 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from stream_grpo import parts, placement
+from stream_grpo import parts
 from stream_grpo.config import Config
 from stream_grpo.errors import RankError, StallError, StreamGrpoError
 from stream_grpo.lifetime import become_part, children, end_with, is_alive
+from stream_grpo.nodes import SERVERS, Home, Nodes, node_id
 
 BUILD_TIMEOUT_S = 300.0
-GROUP_TIMEOUT_S = 60.0
-"""What Ray gets to reserve what a role needs."""
-SERVERS = ("buffer", "curator", "weights")
-"""Kinds of parts that others connect to."""
 STATUS_TIMEOUT_S = 5.0
 LOOK_S = 1.0
 """How often Ray itself is looked at while a part is built."""
@@ -49,22 +43,13 @@ RAY_PROGRAMS = ("gcs_server", "raylet")
 """Of a local Ray. Without one of them the parts go on for a while, but none can be started again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
-    """Where the launcher runs."""
-
-    node_id: str
-    """Ray's name of the node."""
-    pid: int
-
-
 @ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)
 class Host:
     """One process of the run: builds its part, runs its loop, answers while it runs."""
 
     def __init__(self, name: str, config: Config, home: Home, files: Mapping[str, bytes]) -> None:
-        self._is_away = config.cluster.node_root is not None and _node_id() != home.node_id
-        if _node_id() == home.node_id:
+        self._is_away = config.cluster.node_root is not None and node_id() != home.node_id
+        if node_id() == home.node_id:
             # Ray ends the actors of a driver that died; not at once, and not where Ray died too.
             end_with(home.pid)
         self._config = parts.away(config, name) if self._is_away else config
@@ -104,12 +89,6 @@ class Host:
     def stop(self) -> None:
         """Ask the loop to end."""
         self._stop.set()
-
-
-def _node_id() -> str:
-    """Ray's name of the node that this process runs on."""
-    name: str = ray.get_runtime_context().get_node_id()
-    return name
 
 
 def _unpack(files: Mapping[str, bytes], folder: Path) -> None:
@@ -178,63 +157,6 @@ class Placed:
     def silence(self) -> str:
         """That it does not answer, in words."""
         return f"{self.name} (process {self.pid}) has not answered for {self.silent_s:.0f} s: it is stopped or hangs"
-
-
-class Nodes:
-    """Which node of Ray each part goes to. Asks Ray when it is first needed."""
-
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._groups: dict[str, PlacementGroup] = {}
-
-    @cached_property
-    def home(self) -> Home:
-        """The launcher's own node and process."""
-        return Home(node_id=_node_id(), pid=os.getpid())
-
-    @cached_property
-    def _addresses(self) -> dict[str, str]:
-        """Ray's name of every node that lives, by its IP."""
-        return {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
-
-    @cached_property
-    def _home_address(self) -> str:
-        return next(address for address, name in self._addresses.items() if name == self.home.node_id)
-
-    def bind(self) -> str:
-        """Where a server listens: on the address that the cluster knows its node by, and on no other."""
-        return f"tcp://{self._config.cluster.server_node or self._home_address}:*"
-
-    def strategy(self, name: str, kind: str, *, by_order: bool) -> Any:
-        """How Ray is to place a part. Raises RunFailed where the cluster has no such node, or no room."""
-        place = None if by_order else placement.place_of(self._config, name)
-        if place is not None:
-            return PlacementGroupSchedulingStrategy(
-                placement_group=self._group(place.role), placement_group_bundle_index=place.bundle
-            )
-        if by_order and self._config.cluster.address:
-            return "SPREAD"
-        # All that needs the run's folder at hand; on one machine everything, which speaks over loopback.
-        return NodeAffinitySchedulingStrategy(self._server_node(kind), soft=False)
-
-    def _server_node(self, kind: str) -> str:
-        address = self._config.cluster.server_node
-        if address is None or kind not in SERVERS:
-            return self.home.node_id
-        if address not in self._addresses:
-            raise RunFailed(f"cluster.server_node = {address!r}: no such node; there are {', '.join(self._addresses)}")
-        return self._addresses[address]
-
-    def _group(self, role: str) -> PlacementGroup:
-        if role not in self._groups:
-            wanted = placement.groups(self._config, self._home_address)[role]
-            group = placement_group([dict(bundle) for bundle in wanted.bundles], strategy=wanted.strategy)
-            if not group.wait(GROUP_TIMEOUT_S):
-                free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
-                bundles = ", ".join(map(str, wanted.bundles))
-                raise RunFailed(f"the cluster has no room for the {role}: {bundles} ({wanted.strategy}); free: {free}")
-            self._groups[role] = group
-        return self._groups[role]
 
 
 class RunFailed(StreamGrpoError):
