@@ -116,7 +116,8 @@ class CuratorService:
     def _refresh_status(self) -> None:
         now = self._timer()
         if now >= self._next_status_at:
-            self._status, self._next_status_at = self._stats_of_all(), now + _STATUS_EVERY_S
+            self._status = {**self._stats_of_all(), "wire_refused": self._server.refused}
+            self._next_status_at = now + _STATUS_EVERY_S
 
     def answer(self, message: Message) -> Answer:
         """The answer to one question. Raises ValueError for a malformed one, CuratorError for a refused one."""

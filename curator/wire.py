@@ -6,7 +6,8 @@ a restarted server loses or doubles anything. An answer that is large and that t
 server need not remember: a repeat is then asked anew. A client may have as many unanswered messages as the server
 granted it credits: ZeroMQ's own high-water mark is no exact bound.
 
-A server bound to anything but loopback needs CURVE keys.
+A server bound to anything but loopback needs CURVE keys. It takes the clients whose public keys it knows, where it is
+told which; who else comes is turned away before a byte of a message is read, and counted.
 """
 
 from __future__ import annotations
@@ -20,11 +21,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
 
 PROTOCOL = 1
 ERROR = "error"
 MAX_RESEND_S = 10.0
 """An unanswered message is sent again at least this often."""
+_STRANGERS = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+"""Another key, none, or not ZeroMQ's protocol after its greeting."""
 
 
 class WireError(Exception):
@@ -62,8 +69,10 @@ class Keys:
     """CURVE keys in Z85. A server has its pair; a client has its pair and the server's public key."""
 
     public: bytes
-    secret: bytes
+    secret: bytes = field(repr=False)
     server_public: bytes | None = None
+    clients: frozenset[bytes] | None = None
+    """Of a server: the public keys of the clients it takes. None: of whoever knows the server's public key."""
 
     @staticmethod
     def generate(server_public: bytes | None = None) -> Keys:
@@ -107,6 +116,9 @@ class Server:
     ) -> None:
         """Bind. `credits`: unanswered messages per client; `remembered`: answers kept for repeats.
 
+        A message of more than `max_message_bytes` in all is refused; one with a frame of more than twice as many closes
+        the connection it comes by before that frame is read.
+
         Raises ValueError for an address beyond loopback without keys, WireError where the address is taken.
         """
         if keys is None and not _is_loopback(bind):
@@ -114,21 +126,41 @@ class Server:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * max_message_bytes)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         if keys is not None:
             self._socket.curve_server = True
             self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
+        self._door = None if keys is None else _Door(self._context, self._socket, keys.clients)
         try:
             self._socket.bind(bind)
         except zmq.ZMQError as error:
+            if self._door:
+                self._door.close()
             self._context.destroy(linger=0)
             raise WireError(f"{bind}: {error.strerror}") from error
-        self._credits = credits
+        self._credits, self._max_message_bytes = credits, max_message_bytes
         self._remembered = remembered
         # None marks a request that was received and is not answered yet.
         self._answers: OrderedDict[tuple[bytes, str], list[bytes] | None] = OrderedDict()
         self.num_refused = 0
+        """Messages that were malformed."""
+        self.num_oversized = 0
+        """Messages that were larger than `max_message_bytes`."""
+
+    @property
+    def num_strangers(self) -> int:
+        """Connections that were turned away: without a key, or with one that is not known."""
+        return self._door.num_strangers() if self._door else 0
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """What never reached anybody, counted by why. For the thread that receives."""
+        return {
+            "malformed": self.num_refused,
+            "oversized": self.num_oversized,
+            "strangers": self.num_strangers,
+        }
 
     @property
     def address(self) -> str:
@@ -149,6 +181,10 @@ class Server:
                 message, _ = _decode(frames)
             except WireError:
                 self.num_refused += 1
+                continue
+            if (size := sum(map(len, frames))) > self._max_message_bytes:
+                self.num_oversized += 1
+                self._refuse_oversized(Request(sender, message), size)
                 continue
             key = (sender, message.id)
             if key in self._answers:
@@ -185,6 +221,11 @@ class Server:
         """Answer that the request is refused; the client's call raises RemoteError with the reason."""
         self.reply(request, ERROR, {"reason": reason})
 
+    def _refuse_oversized(self, request: Request, size: int) -> None:
+        reason = f"{size} bytes, and a message has at most {self._max_message_bytes}"
+        # Not remembered: a repeat is measured again.
+        self.reply(request, ERROR, {"reason": reason}, remember=False)
+
     def _forget(self) -> None:
         while len(self._answers) > self._remembered:
             oldest = next((key for key, answer in self._answers.items() if answer is not None), None)
@@ -194,8 +235,41 @@ class Server:
 
     def close(self) -> None:
         """Close after what was sent is handed to the network."""
+        if self._door:
+            self._door.close()
         self._socket.close()
         self._context.term()
+
+
+class _Door:
+    """Who may come in to a server with keys, and how many were turned away."""
+
+    def __init__(self, context: zmq.Context[Any], socket: zmq.Socket[Any], clients: frozenset[bytes] | None) -> None:
+        self._clients, self._num_strangers, self._socket = clients, 0, socket
+        self._guard: ThreadAuthenticator | None = None
+        if clients is not None:
+            self._guard = ThreadAuthenticator(context)
+            self._guard.start()
+            self._guard.configure_curve_callback("*", self)
+        self._events = socket.get_monitor_socket(_STRANGERS)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether a client's public key is known; asked by the guard's thread."""
+        return self._clients is not None and key in self._clients
+
+    def num_strangers(self) -> int:
+        """Counted up to now."""
+        while self._events.poll(0):
+            recv_monitor_message(self._events)
+            self._num_strangers += 1
+        return self._num_strangers
+
+    def close(self) -> None:
+        """Before the socket is closed."""
+        self._socket.disable_monitor()
+        self._events.close(linger=0)
+        if self._guard:
+            self._guard.stop()
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stream_grpo import cli_experiments, config_file, identity
+from stream_grpo import cli_cluster, cli_experiments, config_file, identity
 from stream_grpo.algo.presets import DEFAULT, PRESETS, Preset
 from stream_grpo.cli_errors import errors as _errors
 from stream_grpo.config import Config
@@ -43,7 +43,9 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Continue this run folder from its newest checkpoint.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Validate, print the resolved configuration, start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="Validate, print configuration, placement and sizes, start nothing.")
+    ] = False,
 ) -> None:
     """Train: sample, curate and learn at once; evaluate on held-out problems before and after."""
     console = Console()
@@ -57,10 +59,22 @@ def train(
             for note in config_file.missing_files(config):
                 console.say(f"not there yet: {note}")
             _check_model(config, console)
+            _show_plan(config)
             return
         from stream_grpo.train import train as run
 
         run(config, resume=resume is not None, console=console)
+
+
+def _show_plan(config: Config) -> None:
+    """Where everything would go, and what a device would hold, as comments. Raises ConfigError for what cannot fit."""
+    from stream_grpo import placement, sizes
+
+    shape = sizes.shape_of(config.model.path) if config.model.path.exists() else None
+    lines = [*placement.sentences(config), *(sizes.sentences(config, shape) if shape else ())]
+    print("\n".join(f"# {line}" for line in lines))
+    if shape and (found := list(sizes.impossible(config, shape))):
+        raise ConfigError("\n".join(found))
 
 
 def _check_model(config: Config, console: Console) -> None:
@@ -344,6 +358,8 @@ def _as_toml(name: str, preset: Preset) -> Iterator[str]:
         yield from config_file.toml_lines(key, value)
 
 
+app.command()(cli_cluster.samplers)
+app.command()(cli_cluster.keys)
 app.command()(cli_experiments.compare)
 app.command()(cli_experiments.sweep)
 app.command()(cli_experiments.ablate)

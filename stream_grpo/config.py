@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.algo.recipe import Recipe, readers
 from stream_grpo.config_alarms import Alarms
+from stream_grpo.config_cluster import Cluster, cluster_complaints
 from stream_grpo.config_http import Judge
 from stream_grpo.config_rewards import Composition, Hidden, Name, Shaping, composition_complaints, sample_complaints
 
@@ -423,13 +424,6 @@ class Control(Section):
     """The learning rate is never lowered below this share. 1: it stays."""
 
 
-class Ray(Section):
-    """Where the processes run."""
-
-    address: str | None = None
-    """A cluster's address; None starts a local Ray that ends with the run."""
-
-
 class Tracking(Section):
     """Where metrics go besides metrics.jsonl."""
 
@@ -464,9 +458,22 @@ class Config(Section):
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
     control: Control = Control()
-    ray: Ray = Ray()
+    cluster: Cluster = Cluster()
     tracking: Tracking = Tracking()
     alarms: Alarms = Alarms()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ray_is_the_cluster(cls, given: Any) -> Any:
+        """`[ray] address` is another name of `[cluster] address`."""
+        if (
+            not isinstance(given, Mapping)
+            or not isinstance(ray := given.get("ray"), Mapping)
+            or ray.keys() - {"address"}
+        ):
+            return given
+        rest = {name: section for name, section in given.items() if name != "ray"}
+        return rest | {"cluster": {**ray, **rest.get("cluster", {})}} if ray else rest
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Config:
@@ -494,6 +501,12 @@ def _complaints(config: Config) -> Iterable[str]:
     yield from _curator_complaints(config.curator)
     yield from _control_complaints(config)
     yield from _guard_complaints(config.evaluation)
+    yield from cluster_complaints(
+        config.cluster,
+        sampler_gpus=config.sampler.num_gpus,
+        learner_gpus=config.learner.num_gpus,
+        evaluation_interval=config.evaluation.interval,
+    )
 
 
 def _curator_complaints(curator: Curator) -> Iterable[str]:
@@ -536,7 +549,7 @@ def _sampler_complaints(config: Config) -> Iterable[str]:
             f"sampler.group_size = {sampler.group_size}: a group must fit sampler.max_num_seqs = "
             f"{sampler.max_num_seqs}; raise max_num_seqs"
         )
-    yield from _worker_complaints(sampler)
+    yield from _worker_complaints(sampler, shares_gpu=config.cluster.colocate)
     if sampler.max_new_tokens >= config.model.max_length_tokens:
         yield (
             f"sampler.max_new_tokens = {sampler.max_new_tokens}: no room for a prompt in model.max_length_tokens = "
@@ -559,14 +572,14 @@ def _sampler_complaints(config: Config) -> Iterable[str]:
             )
 
 
-def _worker_complaints(sampler: Sampler) -> Iterable[str]:
+def _worker_complaints(sampler: Sampler, *, shares_gpu: bool) -> Iterable[str]:
     num_workers = sampler.tensor_parallel_size
     if num_workers > 1 and sampler.engine == "in_process":
         yield (
             f"sampler.tensor_parallel_size = {num_workers}: sampler.engine = 'in_process' is one process, which is one "
             f"worker; use sampler.engine = 'async', or tensor_parallel_size = 1"
         )
-    if 0 < sampler.num_gpus < num_workers:
+    if 0 < sampler.num_gpus < num_workers and not (shares_gpu and num_workers == 1):
         yield (
             f"sampler.num_gpus = {sampler.num_gpus:g}: each of sampler.tensor_parallel_size = {num_workers} workers "
             f"needs a GPU of its own; use num_gpus = {num_workers}"

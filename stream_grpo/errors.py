@@ -11,6 +11,7 @@
     |-- SandboxError        a program cannot be run as promised; never the program's own failure
     |-- CorrectionError     a correction of staleness is asked for and cannot act
     |-- CheckpointError     a checkpoint is incomplete or not of this run
+    |-- OrderError          a running run refuses an order, or nobody runs it
     |-- RankError           a rank of the learner lost another one; all start again from the newest checkpoint
     `-- StallError          a wait reached its deadline; the message names who was waited for
 
@@ -52,6 +53,10 @@ class RewardError(StreamGrpoError):
 
 class CheckpointError(StreamGrpoError):
     """A checkpoint is incomplete or does not belong to this run."""
+
+
+class OrderError(StreamGrpoError):
+    """A running run refuses an order, or nobody runs it; the message says why and whether anything was done."""
 
 
 class RankError(StreamGrpoError):

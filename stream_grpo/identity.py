@@ -69,7 +69,7 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
         {"keep_versions", "poll_interval_s", "num_probe_sequences", "probe_mean_tolerance", "probe_max_tolerance"}
     ),
     "evaluation": None,
-    "ray": None,
+    "cluster": None,
     "tracking": None,
     "alarms": None,
 }

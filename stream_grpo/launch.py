@@ -1,4 +1,4 @@
-"""Places the processes of a run as Ray actors, restarts what dies, stops them in order. Ray is imported here alone."""
+"""Places the processes of a run as Ray actors, restarts what dies, stops them in order. Knows Ray, as `nodes` does."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stream_grpo import parts
 from stream_grpo.config import Config
 from stream_grpo.errors import RankError, StallError, StreamGrpoError
 from stream_grpo.lifetime import become_part, children, end_with, is_alive
+from stream_grpo.nodes import SERVERS, Home, Nodes, node_id
 
 BUILD_TIMEOUT_S = 300.0
 STATUS_TIMEOUT_S = 5.0
@@ -34,8 +34,11 @@ CAUSE_S = 2.0
 """Where one of several parts that live and die together ended, how long the errors of the others are waited for."""
 KILLED_S = 10.0
 """How long a killed process may take to be gone."""
+LEAVE_S = 30.0
+"""What a sampler that leaves gets beyond its time, to hand over what it has and to say goodbye."""
 MIN_STOP_S = 0.3
 """What the last part to stop gets where others have used up the time."""
+_TICKETS_END = "its tickets are issued again after stream.ticket_timeout_s"
 RAY_PROGRAMS = ("gcs_server", "raylet")
 """Of a local Ray. Without one of them the parts go on for a while, but none can be started again."""
 
@@ -44,10 +47,16 @@ RAY_PROGRAMS = ("gcs_server", "raylet")
 class Host:
     """One process of the run: builds its part, runs its loop, answers while it runs."""
 
-    def __init__(self, name: str, log_dir: Path, launcher: int) -> None:
-        # Ray ends the actors of a driver that died; not at once, and not where Ray died too.
-        end_with(launcher)
-        become_part(log_dir.parent)
+    def __init__(self, name: str, config: Config, home: Home, files: Mapping[str, bytes]) -> None:
+        self._is_away = config.cluster.node_root is not None and node_id() != home.node_id
+        if node_id() == home.node_id:
+            # Ray ends the actors of a driver that died; not at once, and not where Ray died too.
+            end_with(home.pid)
+        self._config = parts.away(config, name) if self._is_away else config
+        if self._is_away:
+            _unpack(files, self._config.run_dir)
+        log_dir = self._config.run_dir / "logs"
+        become_part(self._config.run_dir)
         log = os.open(log_dir / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
@@ -56,10 +65,13 @@ class Host:
         self._stop = threading.Event()
         self._part: Any = None
 
-    def build(self, kind: str, config: Config, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Build the part and say how it is reached, and under which process id it runs."""
-        self._part = parts.BUILDERS[kind](config, **arguments)
-        return {"address": getattr(self._part, "address", ""), "pid": os.getpid()}
+    def build(self, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the part and say how it is reached, and under which process id it runs, where."""
+        # Who sees the run's folder reads weights there.
+        chosen = {name: value for name, value in arguments.items() if name != "weights" or self._is_away}
+        self._part = parts.BUILDERS[kind](self._config, **chosen)
+        node = ray.util.get_node_ip_address()
+        return {"address": getattr(self._part, "address", ""), "pid": os.getpid(), "node": node}
 
     def run(self) -> Any:
         """The part's loop; returns what the loop returns."""
@@ -70,9 +82,25 @@ class Host:
         status: dict[str, Any] = self._part.status()
         return status
 
+    def leave(self, within_s: float) -> None:
+        """Ask a sampler to come to its end by itself."""
+        self._part.leave(within_s)
+
     def stop(self) -> None:
         """Ask the loop to end."""
         self._stop.set()
+
+
+def _unpack(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write what a part needs of the run's folder, readable by its owner alone: keys are among it."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+    (folder / "logs").mkdir(exist_ok=True)
 
 
 @dataclass
@@ -94,8 +122,14 @@ class Placed:
     """Whether its loop is to run as soon as it is built."""
     is_given_up: bool = False
     """Whether the run goes on without it."""
+    by_order: bool = False
+    """Whether it was added to the running run: a local Ray was not told to expect it."""
+    gone_by: float | None = None
+    """Monotonic time by which one that leaves is gone; None: it stays."""
     address: str = ""
     pid: int = 0
+    node: str = ""
+    """IP of the node it runs on."""
     last_status: dict[str, Any] = field(default_factory=dict)
     asking: Any = None
     """Ray reference of the status that was asked for and has not come."""
@@ -110,6 +144,15 @@ class Placed:
     def silent_s(self) -> float:
         """For how long it has owed an answer."""
         return time.monotonic() - self.asked_at if self.asking else 0.0
+
+    @property
+    def state(self) -> str:
+        """What it is at, in a word or two."""
+        if self.is_given_up:
+            return "given up"
+        if self.gone_by is not None:
+            return "leaving"
+        return "starting" if self.building else "running" if self.running else "waiting"
 
     def silence(self) -> str:
         """That it does not answer, in words."""
@@ -130,13 +173,20 @@ class Launcher:
         self._parts: dict[str, Placed] = {}
         self._rendezvous: dict[str, Path] = {}
         """Where the parts of a team find each other: a file that is new with every start of the team."""
+        self._left: dict[str, list[dict[str, Any]]] = {}
+        """Of the parts that have left, the last status of every incarnation."""
         self._ray: dict[str, int] = {}
         """Process ids of the local Ray by program."""
+        self._nodes = Nodes(config)
 
-    def place(self, name: str, kind: str, *, restarts: int = 0, team: str = "", **arguments: Any) -> None:
+    def place(
+        self, name: str, kind: str, *, restarts: int = 0, team: str = "", by_order: bool = False, **arguments: Any
+    ) -> None:
         """Start the process and let it build its part; `built` waits for that."""
         self._ray = self._ray or children(RAY_PROGRAMS)
-        self._parts[name] = Placed(name=name, kind=kind, arguments=arguments, restarts_left=restarts, team=team)
+        self._parts[name] = Placed(
+            name=name, kind=kind, arguments=arguments, restarts_left=restarts, team=team, by_order=by_order
+        )
         if team and team not in self._rendezvous:
             self._meet_anew(team)
         self._start(self._parts[name])
@@ -149,20 +199,23 @@ class Launcher:
 
     def _start(self, placed: Placed) -> None:
         resources = parts.RESOURCES[placed.kind](self._config)
+        files = {} if self._config.cluster.node_root is None else parts.files_to_send(self._config)
         placed.handle = Host.options(  # type: ignore[attr-defined]
-            num_cpus=resources.num_cpus,
+            # A local Ray believes in as many cores as the configuration asks for.
+            num_cpus=0 if placed.by_order and not self._config.cluster.address else resources.num_cpus,
             num_gpus=resources.num_gpus,
             runtime_env={"env_vars": resources.environment},
-            # All parts speak over loopback.
-            scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
-        ).remote(placed.name, self._log_dir, os.getpid())
+            scheduling_strategy=self._nodes.strategy(placed.name, placed.kind, by_order=placed.by_order),
+        ).remote(placed.name, self._config, self._nodes.home, files)
         arguments = dict(placed.arguments)
         if placed.address:
             arguments["bind"] = placed.address  # peers find a restarted server where it was
+        elif placed.kind in SERVERS and self._config.cluster.address:
+            arguments["bind"] = self._nodes.bind()
         if placed.team:
             arguments["rendezvous"] = self._rendezvous[placed.team]
         placed.running = None
-        placed.building = placed.handle.build.remote(placed.kind, self._config, arguments)
+        placed.building = placed.handle.build.remote(placed.kind, arguments)
 
     def built(self, name: str) -> str:
         """Wait until a part and its team are built; returns its address. Raises RunFailed, StallError."""
@@ -187,14 +240,15 @@ class Launcher:
         ]
 
     def _take_built(self, placed: Placed, facts: Mapping[str, Any]) -> None:
-        placed.address, placed.pid, placed.building = facts["address"], facts["pid"], None
+        placed.address, placed.pid, placed.node, placed.building = facts["address"], facts["pid"], facts["node"], None
 
     def run(self, *names: str) -> None:
-        """Start the loops of parts that are built."""
+        """Start the loops of parts that are built; those of others begin once they are, while `supervise` watches."""
         for placed in (self._parts[name] for name in names):
             if not placed.is_given_up:
                 placed.is_wanted = True
-                placed.running = placed.handle.run.remote()
+                if not placed.building:
+                    placed.running = placed.handle.run.remote()
 
     def supervise(self, *until: str, every_s: float, each_turn: Callable[[], None]) -> list[Any]:
         """Watch all parts until the loops of `until` have ended, and return what they returned; start again what dies.
@@ -209,8 +263,11 @@ class Launcher:
             watched.pop(None, None)  # built, and waiting for its turn
             ended, _ = ray.wait(list(watched), num_returns=1, timeout=every_s)
             each_turn()
+            self._end_overdue()
             for reference in ended:
                 placed = watched[reference]
+                if self._parts.get(placed.name) is not placed:
+                    continue  # it has left meanwhile
                 try:
                     result = ray.get(reference)
                 except RayError as error:
@@ -220,6 +277,8 @@ class Launcher:
                     self._take_built(placed, result)
                     if placed.is_wanted:
                         self.run(placed.name)
+                elif placed.gone_by is not None:
+                    self._let_go(placed, f"{placed.name} has left: its groups are handed over")
                 elif placed.name in until:
                     results[placed.name] = result
                 else:
@@ -234,8 +293,62 @@ class Launcher:
                     f"stream-grpo train --resume {self._config.run_dir}"
                 )
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a part."""
+        return name in self._parts
+
+    def staying(self, kind: str) -> list[str]:
+        """The parts of this kind that neither leave nor are given up."""
+        return [
+            placed.name
+            for placed in self._parts.values()
+            if placed.kind == kind and placed.gone_by is None and not placed.is_given_up
+        ]
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """How a part stands, in plain values."""
+        placed = self._parts[name]
+        facts = {name: getattr(placed, name) for name in ("name", "state", "pid", "node", "restarts_left")}
+        return facts | {key: placed.last_status.get(key) for key in ("version", "num_running", "num_tokens")}
+
+    def lacks(self, kind: str, number: int) -> str:
+        """Why Ray cannot place so many more parts of a kind now; empty where it can."""
+        needed, free = parts.RESOURCES[kind](self._config), ray.available_resources()
+        wanted = {"CPU": needed.num_cpus if self._config.cluster.address else 0, "GPU": needed.num_gpus}
+        short = [
+            f"{number * each:g} {name}s are needed and {free.get(name, 0):g} are free"
+            for name, each in wanted.items()
+            if number * each > free.get(name, 0)
+        ]
+        return "; ".join(short)
+
+    def let_leave(self, name: str, within_s: float) -> None:
+        """Have a sampler leave within so many seconds; `supervise` sees to it that it is gone soon after."""
+        placed = self._parts[name]
+        if placed.running is None:
+            self._let_go(placed, f"{name} has left: it had not begun")
+            return
+        placed.gone_by = time.monotonic() + within_s + LEAVE_S
+        placed.handle.leave.remote(within_s)
+
+    def _end_overdue(self) -> None:
+        for placed in list(self._parts.values()):
+            if placed.gone_by is not None and time.monotonic() > placed.gone_by:
+                self._let_go(placed, f"{placed.name} did not leave in time and is killed; {_TICKETS_END}")
+
+    def _let_go(self, placed: Placed, why: str) -> None:
+        with suppress(RayError):
+            self._ask(placed)
+        kill(placed.handle)
+        self._left[placed.name] = [*placed.earlier, placed.last_status]
+        del self._parts[placed.name]
+        self._say(why)
+
     def _restart(self, placed: Placed, error: RayError) -> None:
         self._check_ray()
+        if placed.gone_by is not None:
+            self._let_go(placed, f"{self._explain(placed, error)} while it was leaving; {_TICKETS_END}")
+            return
         team = self._team_of(placed)
         placed, error = self._first_cause(team, placed, error)
         cause = self._explain(placed, error)
@@ -283,8 +396,7 @@ class Launcher:
 
     def _can_do_without(self, placed: Placed) -> bool:
         """Whether it is a sampler and there are others: where one is left, its groups are made."""
-        samplers = [other for other in self._parts.values() if other.kind == "sampler" and not other.is_given_up]
-        return placed.kind == "sampler" and len(samplers) > 1
+        return placed.kind == "sampler" and len(self.staying("sampler")) > 1
 
     def address(self, name: str) -> str:
         """Where others connect to a part."""
@@ -327,7 +439,9 @@ class Launcher:
         return [placed.silence() for placed in self._parts.values() if placed is not failed and placed.silent_s > 0]
 
     def statuses(self, name: str) -> list[dict[str, Any]]:
-        """The last account of every incarnation of a part, the present one included."""
+        """The last account of every incarnation of a part, the present one included, or of one that has left."""
+        if name in self._left:
+            return self._left[name]
         return [*self._parts[name].earlier, self.status(name)]
 
     def stop(self, *names: str) -> list[str]:
@@ -361,7 +475,7 @@ class Launcher:
 
     def stop_all(self) -> list[str]:
         """Stop everything, as `stop` does: the learner first, whose checkpoint the buffer must note; servers last."""
-        order = {"learner": 0, "follower": 0, "sampler": 1, "evaluation": 1, "buffer": 2, "curator": 3}
+        order = {"learner": 0, "follower": 0, "sampler": 1, "evaluation": 1, "weights": 2, "buffer": 2, "curator": 3}
         return self.stop(*sorted(self._parts, key=lambda name: order[self._parts[name].kind]))
 
     def _explain(self, placed: Placed, error: RayError) -> str:
@@ -391,10 +505,10 @@ def kill(handle: Any) -> None:
 
 @contextmanager
 def ray_session(config: Config) -> Iterator[None]:
-    """A Ray to run on: the cluster of `ray.address`, or a local one that ends with the run."""
+    """A Ray to run on: the cluster of `cluster.address`, or a local one that ends with the run."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if config.ray.address:
-        ray.init(address=config.ray.address, log_to_driver=False, configure_logging=False)
+    if config.cluster.address:
+        ray.init(address=config.cluster.address, log_to_driver=False, configure_logging=False)
     else:
         ray.init(
             num_cpus=max(os.cpu_count() or 1, parts.num_cpus_needed(config)),

@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 from curator.schema import PROBLEM_SCHEMA, Problem, batch_from_bytes, problem_from_row
-from curator.wire import Client, Server
+from curator.wire import Client, Keys, Server
+from stream_grpo import keys
 from stream_grpo.config import Config
 from stream_grpo.failpoints import failpoint
 from stream_grpo.identity import MANIFEST_FILE
@@ -60,6 +61,21 @@ class Resources:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+def server_keys(config: Config) -> Keys | None:
+    """Of the sockets that this run binds; none on loopback."""
+    return keys.server_keys(config.run_dir / keys.FOLDER) if config.cluster.address else None
+
+
+def client_keys(config: Config) -> Keys | None:
+    """Of the sockets that connect to them."""
+    return keys.client_keys(config.run_dir / keys.FOLDER) if config.cluster.address else None
+
+
+def connect(config: Config, address: str, *, name: str, peer: str) -> Client:
+    """A client of one of the run's servers."""
+    return Client(address, name=name, peer=peer, keys=client_keys(config))
+
+
 def build_curator(config: Config, bind: str = LOOPBACK) -> Part:
     """The curator on the run's pool."""
     from curator.curation import Curation
@@ -73,7 +89,7 @@ def build_curator(config: Config, bind: str = LOOPBACK) -> Part:
         at_point=failpoint,
         **config.curator.model_dump(),
     )
-    return CuratorService(curation, Server(bind))
+    return CuratorService(curation, Server(bind, keys=server_keys(config)))
 
 
 def build_buffer(config: Config, curator: str, bind: str = LOOPBACK) -> Part:
@@ -82,10 +98,16 @@ def build_buffer(config: Config, curator: str, bind: str = LOOPBACK) -> Part:
     from stream_grpo.buffer.process import BufferProcess, credits_for
 
     credits = credits_for(config.stream)
-    server = Server(bind, credits=credits, max_message_bytes=config.buffer.max_message_bytes, remembered=4 * credits)
+    server = Server(
+        bind,
+        credits=credits,
+        keys=server_keys(config),
+        max_message_bytes=config.buffer.max_message_bytes,
+        remembered=4 * credits,
+    )
     return BufferProcess(
         server,
-        Curator(curator, name="buffer"),
+        Curator(curator, name="buffer", keys=client_keys(config)),
         directory=config.run_dir / "journal",
         stream=config.stream,
         buffer=config.buffer,
@@ -97,13 +119,45 @@ def build_buffer(config: Config, curator: str, bind: str = LOOPBACK) -> Part:
     )
 
 
+def build_weights(config: Config, bind: str = LOOPBACK) -> Part:
+    """What gives published weights out to samplers that do not see the run's folder."""
+    from stream_grpo.weights.service import PIECE_BYTES, WeightsService
+
+    server = Server(bind, credits=4, keys=server_keys(config), max_message_bytes=2 * PIECE_BYTES)
+    return WeightsService(config.run_dir / "weights", server)
+
+
 def sampler_names(config: Config) -> list[str]:
     """The samplers of a run; the first of them evaluates during training."""
     return [f"sampler-{i}" for i in range(config.sampler.num_samplers)]
 
 
-def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str) -> Part:
-    """A sampler with its vLLM engine; `curator` and `buffer` are addresses."""
+def away(config: Config, name: str) -> Config:
+    """The configuration of a part on a node that does not see the run's folder: it has a folder of its own there."""
+    assert config.cluster.node_root is not None
+    run = config.run.model_copy(update={"root": config.cluster.node_root / config.run.name, "name": name})
+    return config.model_copy(update={"run": run})
+
+
+def files_to_send(config: Config) -> dict[str, bytes]:
+    """What a sampler needs of the run's folder, by path in it: small files, and the keys to connect with."""
+    names = (MANIFEST_FILE, INTERVAL_HELDOUT_FILE, f"{keys.FOLDER}/{keys.CLIENT_FILE}")
+    return {name: (config.run_dir / name).read_bytes() for name in names if (config.run_dir / name).exists()}
+
+
+def pull_weights(config: Config, sampler_id: str, weights: str) -> None:
+    """Bring published weights into this node's folder, in a thread that ends with the process."""
+    from stream_grpo.weights.puller import Puller
+
+    puller = Puller(connect(config, weights, name=sampler_id, peer="weights"), config.run_dir / "weights")
+    Thread(target=puller.run, args=(Event(),), name="puller", daemon=True).start()
+
+
+def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str, weights: str = "") -> Part:
+    """A sampler with its vLLM engine; `curator`, `buffer` and `weights` are addresses.
+
+    Without the last it reads weights where the learner publishes them.
+    """
     from curator.client import Curator
     from stream_grpo.metrics import MetricsLog
     from stream_grpo.rewards.composed import ComposedScoring
@@ -117,15 +171,17 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str) ->
     scoring = ComposedScoring(
         config.rewards, expected_verifiers(config, sampler_id)
     )  # workers load while the engine does
+    if weights:
+        pull_weights(config, sampler_id, weights)
     engine, prompts = make_engine(config), Prompts(config)
     metrics = MetricsLog(config.run_dir, sampler_id)
-    channel = SamplerChannel(Client(buffer, name=sampler_id, peer="buffer"), sampler_id)
+    channel = SamplerChannel(connect(config, buffer, name=sampler_id, peer="buffer"), sampler_id)
     return SamplerProcess(
         config,
         sampler_id,
         engine,
         channel,
-        Curator(curator, name=sampler_id),
+        Curator(curator, name=sampler_id, keys=client_keys(config)),
         Subscriber(config.run_dir / "weights"),
         prompts,
         scoring,
@@ -257,7 +313,7 @@ def build_learner(config: Config, buffer: str, rendezvous: Path | None = None) -
         config,
         engine if crew is None else LeadEngine(engine, crew),
         step if crew is None else LeadStep(step, crew),
-        LearnerChannel(Client(buffer, name="learner", peer="buffer")),
+        LearnerChannel(connect(config, buffer, name="learner", peer="buffer")),
         Publisher(config.run_dir / "weights", config.weights.keep_versions),
         MetricsLog(config.run_dir, "learner"),
     )
@@ -330,6 +386,7 @@ def heldout_problems(config: Config, file_name: str = HELDOUT_FILE) -> list[Prob
 BUILDERS: Mapping[str, Callable[..., Part]] = {
     "curator": build_curator,
     "buffer": build_buffer,
+    "weights": build_weights,
     "sampler": build_sampler,
     "learner": build_learner,
     "follower": build_follower,
@@ -357,6 +414,7 @@ def _learner(config: Config) -> Resources:
 RESOURCES: Mapping[str, Callable[[Config], Resources]] = {
     "curator": _light,
     "buffer": _light,
+    "weights": _light,
     "sampler": _sampler,
     "learner": _learner,
     "follower": _learner,

@@ -36,6 +36,7 @@ from stream_grpo.parts import GUARDS_FILE, HELDOUT_FILE, INTERVAL_HELDOUT_FILE
 from stream_grpo.rewards.scoring import check_scores_alone, check_verifiers
 from stream_grpo.run_manifest import make_manifest, resumed_manifest
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
+from stream_grpo.sizes import impossible, shape_of
 
 MAX_SHOWN = 5
 """Refused prompts that are shown one by one."""
@@ -49,6 +50,9 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
     config = with_absolute_paths(config)
     if found := [*unusable(config), *([] if resume else missing_files(config))]:
         raise ConfigError("\n".join(found))
+    shape = shape_of(config.model.path)
+    if shape and (found := list(impossible(config, shape))):
+        raise ConfigError("\n".join(found))
     if resume:
         _take_up(config, say)
         return config
@@ -60,7 +64,7 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
         why = "evaluation.num_problems = 0" if config.evaluation.files else "evaluation.files names no file"
         say(f"no evaluation before and after training: {why}")
     config.run.root.mkdir(parents=True, exist_ok=True)
-    _check_room(config)
+    check_room(config)
     building = config.run_dir.with_name(f".{config.run.name}.preparing-{os.getpid()}")
     try:
         (building / "logs").mkdir(parents=True)
@@ -86,11 +90,11 @@ def _taken(config: Config) -> ConfigError:
     return ConfigError(f"{config.run_dir} exists: choose another run.name, or go on with --resume {config.run_dir}")
 
 
-def _check_room(config: Config) -> None:
+def check_room(config: Config) -> None:
     """Raise ConfigError where disk or memory are too small whatever the run does."""
     sampler, memory = config.sampler, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     caches = sampler.num_samplers * sampler.kv_cache_bytes
-    if caches > memory and config.ray.address is None and not sampler.num_gpus:
+    if caches > memory and config.cluster.address is None and not sampler.num_gpus:
         raise ConfigError(
             f"sampler.num_samplers = {sampler.num_samplers}: with sampler.kv_cache_bytes = "
             f"{sampler.kv_cache_bytes >> 20} MiB each they need {caches >> 20} MiB, this machine has {memory >> 20} MiB"

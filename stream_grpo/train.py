@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from curator.wire import Client
+from stream_grpo import keys
 from stream_grpo.alarms import Alarms, SafeAlarms
 from stream_grpo.config import Config
 from stream_grpo.config_file import missing_files
@@ -22,13 +22,15 @@ from stream_grpo.dashboard.commands import PageBeside
 from stream_grpo.errors import ConfigError, StreamGrpoError
 from stream_grpo.evaluation import ProblemScore, as_dicts, paired_rise, summarize
 from stream_grpo.files import read_object, write_json
+from stream_grpo.fleet import Fleet
 from stream_grpo.guards import alarms, guard_lines, judge, split
 from stream_grpo.heldout_tables import by_length, length_buckets, pass_at_powers, report_lines
 from stream_grpo.launch import Launcher, ray_session
 from stream_grpo.learner.checkpoint import newest_version
 from stream_grpo.metrics import MetricsLog, MetricsReader
 from stream_grpo.model_folder import unusable
-from stream_grpo.parts import Evaluation, evaluation_shares, learner_names, sampler_names
+from stream_grpo.orders import Orders
+from stream_grpo.parts import Evaluation, connect, evaluation_shares, learner_names
 from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare, with_absolute_paths
 from stream_grpo.sampler.environment import environment
 from stream_grpo.sinks.sink import Sinks
@@ -56,6 +58,7 @@ def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
         if resume:
             refuse_finished(config)
             prepare(config, resume=True, say=console.say)
+        _make_keys(config)
         with _live_page(config, console):
             summary = _run(config, begun, resume, console)
     write_json(config.run_dir / "summary.json", summary)
@@ -63,6 +66,13 @@ def train(config: Config, *, resume: bool, console: Console) -> dict[str, Any]:
     for line in (*report_lines(summary), *guard_lines(summary["guards"])):
         console.say(line)
     return summary
+
+
+def _make_keys(config: Config) -> None:
+    """On a cluster sockets listen beyond loopback, for those alone that have the keys of this run."""
+    folder = config.run_dir / keys.FOLDER
+    if config.cluster.address and not folder.exists():
+        keys.make(folder)
 
 
 @contextmanager
@@ -133,7 +143,8 @@ class TrainingRun:
         self._next_status_at = 0.0
         self._stall = StallWatch(config.stream.stall_timeout_s)
         self._launcher = Launcher(config, console.say)
-        self._samplers = sampler_names(config)
+        self._fleet = Fleet(config, self._launcher, console.say)
+        self._orders = Orders(config.run_dir, self._fleet.handlers)
         self._ranks = learner_names(config)
         self._sinks = Sinks(self._warn)
         self._sinks.open("console", lambda: console)
@@ -170,15 +181,18 @@ class TrainingRun:
         launcher.place("buffer", "buffer", restarts=3, curator=curator)
         buffer = launcher.built("buffer")
         launcher.run("curator", "buffer")
+        addresses = {"curator": curator, "buffer": buffer}
+        if config.cluster.node_root is not None:
+            launcher.place("weights", "weights", restarts=3)
+            addresses["weights"] = launcher.built("weights")
+            launcher.run("weights")
         learner: dict[str, Any] = {"restarts": config.learner.max_restarts}
         if len(self._ranks) > 1:
             learner["team"] = "learner"
         launcher.place("learner", "learner", **learner, buffer=buffer)
         for rank, name in enumerate(self._ranks[1:], start=1):
             launcher.place(name, "follower", **learner, rank=rank)
-        for name in self._samplers:
-            restarts = config.sampler.max_restarts
-            launcher.place(name, "sampler", restarts=restarts, sampler_id=name, curator=curator, buffer=buffer)
+        self._fleet.place(**addresses)
 
     def _evaluate(self, when: str, model_dir: Path) -> list[ProblemScore]:
         """Score a model folder, or read the scores of an earlier start of this run; those of guards too."""
@@ -194,7 +208,7 @@ class TrainingRun:
         for name in names:
             launcher.built(name)
         launcher.run(*names)
-        shares: list[list[ProblemScore]] = launcher.supervise(*names, every_s=POLL_S, each_turn=lambda: None)
+        shares: list[list[ProblemScore]] = launcher.supervise(*names, every_s=POLL_S, each_turn=self._orders.turn)
         launcher.stop(*names)
         scores = [score for share in shares for score in share]
         heldout, guarded = split(scores)
@@ -206,9 +220,11 @@ class TrainingRun:
         return scores
 
     def _train(self) -> None:
-        for name in (*self._ranks, *self._samplers):
+        names = (*self._ranks, *self._fleet.present)
+        for name in names:
             self._launcher.built(name)
-        self._launcher.run(*self._ranks, *self._samplers)
+        self._launcher.run(*names)
+        self._fleet.has_begun()
         run = self._config.run
         with self._console.steps(run.num_steps, max_tokens=run.max_generated_tokens):
             self._launcher.supervise(*self._ranks, every_s=POLL_S, each_turn=self._each_turn)
@@ -216,12 +232,13 @@ class TrainingRun:
 
     def _each_turn(self) -> None:
         self._pass_on()
+        self._orders.turn()
         now = time.monotonic()
         if now < self._next_status_at:
             return
         self._next_status_at = now + STATUS_EVERY_S
         statuses = {
-            name: self._launcher.status(name) for name in (*self._samplers, *self._ranks[1:], "buffer", "curator")
+            name: self._launcher.status(name) for name in (*self._fleet.present, *self._ranks[1:], "buffer", "curator")
         }
         statuses["learner"] = self._launcher.status("learner")
         for name, status in statuses.items():
@@ -249,17 +266,17 @@ class TrainingRun:
     def _end(self) -> dict[str, Any]:
         """Stop in order, and gather what the summary says of the loop."""
         launcher = self._launcher
-        samplers = [launcher.statuses(name) for name in self._samplers]
+        samplers = [launcher.statuses(name) for name in self._fleet.names]
         now = time.time()
         learners = launcher.statuses("learner")
         # Steps that a crash took after the newest checkpoint, where none was left to make them again.
         if version := learners[-1].get("version"):
             self._ages.keep_before(version[1] + 1)
-        launcher.stop(*self._samplers)
-        buffer = Client(launcher.address("buffer"), name="launcher", peer="buffer")
+        self._fleet.end()
+        buffer = connect(self._config, launcher.address("buffer"), name="launcher", peer="buffer")
         ledger = read_ledger(buffer)
         buffer.close()
-        launcher.stop(*self._ranks, "buffer", "curator")
+        launcher.stop(*self._ranks, "weights", "buffer", "curator")
         return {
             "steps": self._ages.step,
             **loop_facts(learners, samplers, now),

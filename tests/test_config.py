@@ -73,8 +73,8 @@ def test_c52_an_unknown_key_is_refused_with_the_nearest_name() -> None:
 
 
 def test_c52_an_unknown_key_without_a_near_name_lists_what_is_known() -> None:
-    with pytest.raises(ConfigError, match=r"unknown key ray\.qqqq: known: address"):
-        parse(tree(ray={"qqqq": 2}), "x")
+    with pytest.raises(ConfigError, match=r"unknown key cluster\.qqqq: known: address"):
+        parse(tree(cluster={"qqqq": 2}), "x")
 
 
 @pytest.mark.parametrize(

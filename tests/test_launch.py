@@ -236,3 +236,38 @@ def test_a_ray_that_lost_a_process_of_its_own_ends_the_run(launcher: Launcher) -
     launcher._ray = {"gcs_server": gone.pid}
     with pytest.raises(RunFailed, match=rf"Ray's gcs_server \(process {gone.pid}\) died, .*; go on with: .*--resume "):
         launcher.supervise("learner", every_s=0.1, each_turn=lambda: None)
+
+
+def test_a_sampler_that_leaves_is_not_started_again_and_its_figures_stay(
+    launcher: Launcher, fake_ray: FakeRay, said: list[str], now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[Any] = []
+    monkeypatch.setattr(launch, "kill", killed.append)
+    placed = launcher._parts["sampler-0"]
+    placed.restarts_left, placed.handle.leave = 3, FakeHandle()
+    placed.handle.leave.remote = lambda within_s: None
+    launcher.let_leave("sampler-0", 60.0)
+    assert (launcher.facts("sampler-0")["state"], launcher.staying("sampler")) == ("leaving", [])
+    launcher._restart(placed, RayActorError())
+    assert said[0].startswith("sampler-0 died (process 11; log: ")
+    assert said[0].endswith("while it was leaving; its tickets are issued again after stream.ticket_timeout_s")
+    assert killed == [placed.handle]
+    assert not launcher.has("sampler-0")
+    assert launcher.statuses("sampler-0") == [{"reference": 1}]
+
+
+def test_a_sampler_that_does_not_leave_in_time_is_killed(
+    launcher: Launcher, fake_ray: FakeRay, said: list[str], now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "kill", lambda handle: None)
+    placed = launcher._parts["sampler-0"]
+    placed.handle.leave = FakeHandle()
+    placed.handle.leave.remote = lambda within_s: None
+    launcher.let_leave("sampler-0", 60.0)
+    now[0] += 60 + launch.LEAVE_S
+    launcher._end_overdue()
+    assert launcher.has("sampler-0")
+    now[0] += 1
+    launcher._end_overdue()
+    assert not launcher.has("sampler-0")
+    assert said[-1].startswith("sampler-0 did not leave in time and is killed")

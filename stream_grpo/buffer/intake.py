@@ -81,6 +81,11 @@ class Intake:
         self._book.write(Transition(kind=Kind.HELLO, time_s=now, sampler_id=sampler_id, owner_epoch=epoch))
         return epoch
 
+    def goodbye(self, sampler_id: str, incarnation: int, now: float) -> None:
+        """A sampler leaves: its tickets are to be issued again, as if it began anew. Void of an earlier incarnation."""
+        if incarnation == self._tickets.epoch_of(sampler_id):
+            self.hello(sampler_id, now)
+
     def name_problems(self, problems: Mapping[str, str], now: float) -> None:
         """Note which problem was picked for each group in flight."""
         for group_id, problem_id in problems.items():

@@ -137,6 +137,7 @@ class BufferProcess:
         self._limits = Limits(num_groups=buffer.retain_groups, num_bytes=buffer.retain_bytes, age_s=buffer.retain_age_s)
         self._handlers: Mapping[str, Callable[[Request, float], None]] = {
             "hello": self._hello,
+            "goodbye": self._goodbye,
             "tickets": self._tickets,
             "heartbeat": self._heartbeat,
             "partial": self._partial,
@@ -191,7 +192,8 @@ class BufferProcess:
             self._next_retire_at = now + _RETIRE_EVERY_S
             self._retire(now)
         if now >= self._next_status_at:
-            self._status, self._next_status_at = figures(self._book, self._journal), now + _STATUS_EVERY_S
+            self._status = {**figures(self._book, self._journal), "wire_refused": self._server.refused}
+            self._next_status_at = now + _STATUS_EVERY_S
 
     def _patience_s(self) -> float:
         if self._journal.has_pending:
@@ -296,6 +298,12 @@ class BufferProcess:
         # What an earlier incarnation still asks for would go to nobody.
         self._waiting = [waiting for waiting in self._waiting if waiting.asked_by != sampler_id]
         self._answer(request, "welcome", {"epoch": self._intake.hello(sampler_id, now)})
+
+    def _goodbye(self, request: Request, now: float) -> None:
+        sampler_id, incarnation = text_of(request.message, "sampler_id"), count_of(request.message, "incarnation")
+        self._waiting = [waiting for waiting in self._waiting if waiting.asked_by != sampler_id]
+        self._intake.goodbye(sampler_id, incarnation, now)
+        self._answer(request, "noted")
 
     def _tickets(self, request: Request, now: float) -> None:
         message = request.message

@@ -137,6 +137,7 @@ BUFFER = figures(
     without_signal/* | groups | of these, by cause
     outcomes | outcomes | for the curator
     outcomes_acknowledged | outcomes | that it has
+    wire_refused/* | | by its socket: malformed and oversized messages, connections of strangers
     """,
 )
 
@@ -167,6 +168,7 @@ CURATOR = figures(
     no_signal_share/* | share | the same, of scored groups
     unknown_problems | outcomes | of problems that have left the pool
     clipped_rewards | rewards | outside 0 to 1, clipped for the rate
+    wire_refused/* | | by its socket: malformed and oversized messages, connections of strangers
     """,
 )
 

@@ -92,11 +92,13 @@ class SamplerProcess:
         # Since when something outside is waited for, by name.
         self._waits: dict[str, float] = {}
         self._seconds = Seconds(timer)
+        # When it is to be gone, by the timer; None: it stays.
+        self._leaves_at: float | None = None
         self._num_tokens, self._num_expired, self._num_refused, self._num_continued = 0, 0, 0, 0
         self._fates: Counter[str] = Counter()
 
     def run(self, stop: threading.Event) -> None:
-        """Sample until `stop` is set.
+        """Sample until `stop` is set, or until it has left after `leave`.
 
         Raises StallError naming who did not answer within `stream.stall_timeout_s`, ProbeError for weights that do not
         give the learner's logprobs, WeightsError for damaged ones, RemoteError where buffer or curator refuse,
@@ -107,7 +109,7 @@ class SamplerProcess:
 
     def _run(self, stop: threading.Event) -> None:
         self._buffer.hello()
-        while not stop.is_set():
+        while not stop.is_set() and not self._may_go():
             self._update_weights()
             if self._updater.version is None:
                 with self._seconds.idle("policy"):
@@ -123,6 +125,19 @@ class SamplerProcess:
             self._progress.turn(self._groups)
             self._heldout.turn()
         self._wind_down()
+        if self._leaves_at is not None and not stop.is_set():
+            self._buffer.goodbye()
+
+    def leave(self, within_s: float) -> None:
+        """Take no more tickets; `run` returns once all groups are handed over, or after `within_s` what there is of
+        them, which others go on from. May be called from any thread."""
+        self._leaves_at = self._timer() + within_s
+
+    def _may_go(self) -> bool:
+        if self._leaves_at is None:
+            return False
+        is_done = not (self._tickets or self._buffer.waits_for_tickets or self._heldout.is_running or self._is_owed())
+        return is_done or self._timer() >= self._leaves_at
 
     def status(self) -> dict[str, Any]:
         """How it is going, in plain values."""
@@ -200,7 +215,7 @@ class SamplerProcess:
 
     def _ask_tickets(self) -> None:
         """Ask for what there is room for; with none, still tell at once which problems were picked for which group."""
-        is_full = self._finished or self._mid_flight.is_finishing
+        is_full = self._finished or self._mid_flight.is_finishing or self._leaves_at is not None
         version, num_wanted = self._updater.version, 0 if is_full else max(0, self._num_wanted())
         if version is None or not (num_wanted or self._newly_bound):
             return

@@ -6,6 +6,7 @@ no caller is ever blocked without a cause. An insert alone is held for as long a
 
     asked by   message      fields                                         answer
     sampler    hello        sampler_id                                     welcome   epoch
+    sampler    goodbye      sampler_id, incarnation                        noted
     sampler    tickets      sampler_id, version, num_wanted, problems      tickets   [ticket...], cause; body: prefixes
     sampler    heartbeat    sampler_id, incarnation, tokens (by group)     noted
     sampler    partial      body: one encoded group, as far as it is       noted     is_kept, reason
@@ -76,6 +77,11 @@ class SamplerChannel:
         """Announce a new incarnation: tickets of an earlier one under this name are issued again, to anyone."""
         answer = self._client.call("hello", {"sampler_id": self._sampler_id}, timeout_s=timeout_s)
         self._incarnation = int(answer.fields["epoch"])
+
+    def goodbye(self, timeout_s: float = 30.0) -> None:
+        """Leave for good: the tickets that this incarnation still holds are issued again, to others, and at once."""
+        fields = {"sampler_id": self._sampler_id, "incarnation": self._incarnation}
+        self._client.call("goodbye", fields, timeout_s=timeout_s)
 
     @property
     def waits_for_tickets(self) -> bool:

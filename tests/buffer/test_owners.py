@@ -125,3 +125,16 @@ def test_what_has_come_in_of_a_block_is_not_lost_with_its_sampler() -> None:
     assert buffer.intake.release_silent(11.0) == 3
     again = buffer.issue(V0, 1, "s1", now=11.0)
     assert [ticket.group_id for ticket in again] == [ticket.group_id for ticket in tickets[1:]]
+
+
+def test_the_tickets_of_one_that_says_goodbye_are_issued_again_at_once() -> None:
+    buffer = started()
+    (ticket,) = buffer.issue(V0, 1, "s0", now=1.0)
+    buffer.intake.goodbye("s0", 7, 2.0)  # of another incarnation
+    assert not buffer.book.tickets.released()
+    buffer.intake.goodbye("s0", 0, 2.0)
+    (again,) = buffer.issue(V0, 1, "s1", now=2.0)
+    assert (again.group_id, again.owner_epoch) == (ticket.group_id, 1)
+    # What it had said of them before is void.
+    beat(buffer, 3.0, {ticket.group_id: 5})
+    assert buffer.book.tickets.get(ticket.group_id).sampler_id == "s1"  # type: ignore[union-attr]

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -186,6 +187,57 @@ def test_beyond_loopback_keys_are_required() -> None:
         with pytest.raises(WireTimeout):
             stranger.call("do", timeout_s=0.5)
         stranger.close()
+
+
+def knocks(address: str, keys: Keys | None) -> None:
+    """A client that gets no answer."""
+    client = Client(address, name="stranger", keys=keys)
+    with pytest.raises(WireTimeout):
+        client.call("do", timeout_s=0.3)
+    client.close()
+
+
+def test_who_has_no_key_that_the_server_knows_is_turned_away_and_counted() -> None:
+    server_keys = Keys.generate()
+    known = Keys.generate(server_public=server_keys.public)
+    keys = replace(server_keys, clients=frozenset({known.public}))
+    server = Server("tcp://0.0.0.0:*", keys=keys)
+    address = server.address.replace("0.0.0.0", "127.0.0.1")
+    seen: list[str] = []
+
+    def answer(request: Request) -> None:
+        seen.append(request.message.kind)
+        server.reply(request, "done")
+
+    with serving(server, answer):
+        member = Client(address, name="member", keys=known)
+        assert member.call("member").kind == "done"
+        assert server.num_strangers == 0
+        knocks(address, Keys.generate(server_public=server_keys.public))  # of another run's member
+        first = server.num_strangers
+        assert first >= 1  # it tries again by itself
+        knocks(address, None)
+        assert server.num_strangers > first
+        assert member.call("member").kind == "done"
+        member.close()
+    assert seen == ["member", "member"]
+    assert known.secret.decode() not in repr(known)
+
+
+def test_an_oversized_message_is_refused_with_its_size_and_the_next_one_is_taken() -> None:
+    server = Server(max_message_bytes=1000)
+    with serving(server, lambda request: server.reply(request, "done")):
+        client = Client(server.address, name="a")
+        with pytest.raises(RemoteError, match=r"server refused 'do': 1\d\d\d bytes, .* has at most 1000"):
+            client.call("do", body=(b"x" * 500, b"y" * 600))
+        assert client.call("do", body=(b"x" * 500,)).kind == "done"
+        client.close()
+        # A frame that is announced as far larger is not even read.
+        client = Client(server.address, name="b")
+        with pytest.raises(WireTimeout):
+            client.call("do", body=(b"x" * 5000,), timeout_s=0.3)
+        client.close()
+    assert server.num_oversized == 1
 
 
 def test_a_taken_address_is_named() -> None:

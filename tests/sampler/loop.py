@@ -75,6 +75,7 @@ class Outside:
     heartbeats: list[dict[str, Any]] = field(default_factory=list)
     partials: list[RolloutGroup] = field(default_factory=list)
     num_hellos: int = 0
+    num_goodbyes: int = 0
     holds_inserts: bool = False
     holds_picks: bool = False
     left_pool: frozenset[str] = frozenset()
@@ -97,6 +98,9 @@ class Outside:
             if kind == "hello":
                 self.num_hellos += 1
                 self.buffer.reply(request, "welcome", {"epoch": 1})
+            elif kind == "goodbye":
+                self.num_goodbyes += 1
+                self.buffer.reply(request, "noted")
             elif kind == "tickets":
                 self.asked.append(dict(fields))
                 self.problems |= fields["problems"]

@@ -1,0 +1,64 @@
+"""The settings of where processes run: on this machine, or on the nodes of a Ray cluster. Loads no torch.
+
+Part of the tree of `config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Cluster(BaseModel):
+    """Where the processes run. How many there are, and the cores and GPUs of each, stands in their own sections."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    address: str | None = None
+    """Of a Ray cluster, as `10.0.0.1:6379`; None starts a local Ray that ends with the run."""
+    samplers: Literal["spread", "pack"] = "spread"
+    """Whether samplers are placed on as many nodes as there are, or on as few."""
+    server_node: str | None = None
+    """IP of the node of buffer and curator, which must see the run's folder. None: the node of the command."""
+    node_root: Path | None = None
+    """None: all nodes share run.root. Else the folder in which a sampler on another node keeps what it is sent."""
+    colocate: bool = False
+    """Whether the first sampler and the learner share a GPU: num_gpus of each is then its share."""
+    gpu_memory_bytes: int | None = Field(None, ge=1 << 30)
+    """Of one GPU, as the planner cannot look: what does not fit is refused before anything starts. None: unknown."""
+
+
+def cluster_complaints(
+    cluster: Cluster, *, sampler_gpus: float, learner_gpus: float, evaluation_interval: int
+) -> Iterable[str]:
+    """What cannot work together: the setting, its value, the reason, and what would be right."""
+    for name in ("server_node", "node_root"):
+        if getattr(cluster, name) is not None and cluster.address is None:
+            yield (
+                f"cluster.{name} = {str(getattr(cluster, name))!r} without cluster.address: a local Ray has one node; "
+                f"name the cluster's address, or leave {name} out"
+            )
+    if cluster.address is not None and "://" in cluster.address:
+        yield (
+            f"cluster.address = {cluster.address!r}: the command itself must run on a node of the cluster, whose Ray "
+            f"places and watches the processes; start it there, with host:port of the head node, or 'auto'"
+        )
+    if cluster.server_node is not None and cluster.node_root is not None:
+        yield (
+            f"cluster.server_node = {cluster.server_node!r} with cluster.node_root: buffer and curator need the run's "
+            f"folder, which other nodes do not see; leave server_node out"
+        )
+    if cluster.node_root is not None and evaluation_interval:
+        yield (
+            f"evaluation.interval = {evaluation_interval} with cluster.node_root: the first sampler writes its "
+            f"evaluations into the run's folder, which other nodes do not see; use interval = 0, or share run.root"
+        )
+    if cluster.colocate and not (sampler_gpus > 0 and learner_gpus > 0 and sampler_gpus + learner_gpus <= 1):
+        yield (
+            f"cluster.colocate = true with sampler.num_gpus = {sampler_gpus:g} and learner.num_gpus = "
+            f"{learner_gpus:g}: the two are shares of one GPU; use for example 0.5 and 0.5, and a "
+            f"sampler.gpu_memory_utilization that leaves the learner its memory"
+        )

@@ -1,0 +1,97 @@
+"""Which node each process goes to, as Ray placement groups: one for each role that has several. Pure.
+
+Buffer, curator and what gives out weights stand on the node of the command, or on `cluster.server_node`. The ranks of
+the learner keep together on the node of the command, where their files are. Samplers are spread, or packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from stream_grpo import parts
+from stream_grpo.config import Config
+
+LEARNER, SAMPLERS = "learner", "samplers"
+_PINNED = 0.001
+"""Of the resource `node:IP` that Ray gives each node 1 of: asks for the node and takes nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A placement group: what each of its bundles needs, all of which are reserved at once."""
+
+    role: str
+    strategy: Literal["STRICT_PACK", "PACK", "SPREAD"]
+    bundles: tuple[Mapping[str, float], ...]
+
+
+class Place(NamedTuple):
+    """The group of a part, and the bundle in it."""
+
+    role: str
+    bundle: int
+
+
+def uses_groups(config: Config) -> bool:
+    """A local Ray has one node, on which everything is placed one by one, unless two share a GPU."""
+    return config.cluster.address is not None or config.cluster.colocate
+
+
+def groups(config: Config, home: str) -> dict[str, Group]:
+    """The placement groups by role; `home` is the IP of the command's node. Empty where there are none."""
+    if not uses_groups(config):
+        return {}
+    sampler, learner = _needs(config, "sampler"), _needs(config, "learner")
+    ranks = [learner | {f"node:{home}": _PINNED} for _ in range(config.learner.num_ranks)]
+    num_samplers = config.sampler.num_samplers
+    if config.cluster.colocate:
+        ranks[0] = {name: ranks[0].get(name, 0) + sampler.get(name, 0) for name in ranks[0].keys() | sampler.keys()}
+        num_samplers -= 1
+    found = {LEARNER: Group(role=LEARNER, strategy="STRICT_PACK", bundles=tuple(ranks))}
+    if num_samplers:
+        strategy: Literal["PACK", "SPREAD"] = "PACK" if config.cluster.samplers == "pack" else "SPREAD"
+        found[SAMPLERS] = Group(role=SAMPLERS, strategy=strategy, bundles=(sampler,) * num_samplers)
+    return found
+
+
+def place_of(config: Config, name: str) -> Place | None:
+    """Where a part of the configuration is placed by a group; None for what no group holds."""
+    if not uses_groups(config):
+        return None
+    learners, samplers = parts.learner_names(config), parts.sampler_names(config)
+    if name in learners:
+        return Place(LEARNER, learners.index(name))
+    if name not in samplers:
+        return None
+    index = samplers.index(name) - config.cluster.colocate
+    return Place(SAMPLERS, index) if index >= 0 else Place(LEARNER, 0)
+
+
+def _needs(config: Config, kind: str) -> dict[str, float]:
+    resources = parts.RESOURCES[kind](config)
+    needs = {"CPU": float(resources.num_cpus), "GPU": float(resources.num_gpus)}
+    return {name: amount for name, amount in needs.items() if amount}
+
+
+def sentences(config: Config) -> Iterator[str]:
+    """Where everything goes, a line a role."""
+    cluster, learner, sampler = config.cluster, config.learner, config.sampler
+    here = "this machine" if cluster.address is None else "the node of the command"
+    yield f"Ray: {'a local one' if cluster.address is None else f'the cluster at {cluster.address}'}"
+    servers = here if cluster.server_node is None else f"node {cluster.server_node}"
+    sockets = "loopback" if cluster.address is None else "its address in the cluster, with CURVE keys"
+    yield f"buffer, curator: {servers}; sockets on {sockets}"
+    yield f"learner: {learner.num_ranks} x ({_each(config, 'learner')}) on {here}, ZeRO {learner.zero_stage}"
+    where = here if cluster.address is None else f"over the cluster, {cluster.samplers}"
+    workers = f", {sampler.tensor_parallel_size} workers each" if sampler.tensor_parallel_size > 1 else ""
+    yield f"samplers: {sampler.num_samplers} x ({_each(config, 'sampler')}) {where}{workers}"
+    if cluster.colocate:
+        yield "the first sampler shares a GPU with the learner"
+    if cluster.node_root is not None:
+        yield f"a sampler on another node keeps what it is sent in {cluster.node_root}"
+
+
+def _each(config: Config, kind: str) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in _needs(config, kind).items())

@@ -1,0 +1,103 @@
+"""Brings published weights from another node into a folder of this one, where a `Subscriber` finds them as usual."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from pathlib import Path
+
+from curator.wire import Client, RemoteError, WireError
+from stream_grpo.errors import WeightsError
+from stream_grpo.files import replace_with, sha256, sync, write_synced
+from stream_grpo.types import PolicyVersion
+from stream_grpo.weights.manifest import (
+    LATEST_FILE,
+    MANIFEST_FILE,
+    TENSORS_FILE,
+    Manifest,
+    folder_name,
+    from_json,
+    parse_folder_name,
+)
+
+POLL_S = 0.2
+"""How often it asks for the newest version: what this adds to the lag of a publish, at most."""
+_CALL_S = 30.0
+_KEPT = 2
+"""Versions that stay: the newest, and the one that may just be read."""
+_log = logging.getLogger(__name__)
+
+
+class Puller:
+    """Follows one `WeightsService`. Belongs to one thread; the folder is its own."""
+
+    def __init__(self, client: Client, directory: Path) -> None:
+        """What an earlier one left half pulled is gone on with."""
+        self._client, self._directory = client, directory
+        directory.mkdir(parents=True, exist_ok=True)
+        pointer = directory / LATEST_FILE
+        self._newest = parse_folder_name(pointer.read_text().strip()) if pointer.exists() else None
+        self._trouble = ""
+
+    def run(self, stop: threading.Event) -> None:
+        """Pull until `stop` is set; a cut connection or a full disk is waited out, and said once."""
+        while not stop.wait(POLL_S):
+            try:
+                self.turn()
+                self._trouble = ""
+            except (WireError, WeightsError, OSError) as error:
+                if type(error).__name__ != self._trouble:
+                    _log.warning("weights cannot be pulled: %s", error)
+                self._trouble = type(error).__name__
+
+    def turn(self) -> PolicyVersion | None:
+        """Bring the newest version here, where it is not; returns the one that is.
+
+        Raises WireError where nobody answers in time, WeightsError where what came is not what was published; what has
+        come of a version stays, and the next turn goes on from there.
+        """
+        told = self._client.call("newest", timeout_s=_CALL_S).fields["version"]
+        if told is not None and (version := PolicyVersion(int(told[0]), int(told[1]))) != self._newest:
+            try:
+                self._pull(version)
+            except RemoteError as error:
+                _log.info("weights %s: %s", version, error)  # pruned meanwhile: the next turn asks again
+        return self._newest
+
+    def _pull(self, version: PolicyVersion) -> None:
+        name = folder_name(version)
+        unfinished = self._directory / f".pulling-{name}"
+        for other in self._directory.glob(".pulling-*"):
+            if other != unfinished:
+                shutil.rmtree(other)
+        answer = self._client.call("manifest", {"version": list(version)}, timeout_s=_CALL_S)
+        manifest = from_json(answer.body[0].decode())
+        unfinished.mkdir(exist_ok=True)
+        self._pull_tensors(unfinished / TENSORS_FILE, manifest, int(answer.fields["num_bytes"]))
+        write_synced(unfinished / MANIFEST_FILE, answer.body[0])
+        sync(unfinished)
+        shutil.rmtree(self._directory / name, ignore_errors=True)
+        unfinished.rename(self._directory / name)
+        replace_with(self._directory / LATEST_FILE, name.encode())
+        self._newest = version
+        self._prune()
+
+    def _pull_tensors(self, path: Path, manifest: Manifest, num_bytes: int) -> None:
+        with path.open("ab") as file:
+            while (offset := file.tell()) < num_bytes:
+                asked = {"version": list(manifest.version), "offset": offset}
+                piece = self._client.call("piece", asked, timeout_s=_CALL_S).body[0]
+                if not piece:
+                    break
+                file.write(piece)
+            file.flush()
+        sync(path)
+        if (received := sha256(path)) != manifest.sha256:
+            path.unlink()
+            raise WeightsError(f"{path}: sha256 of the pulled bytes is {received}, published {manifest.sha256}")
+
+    def _prune(self) -> None:
+        folders = [path for path in self._directory.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        for folder in sorted(folders, key=lambda path: parse_folder_name(path.name))[:-_KEPT]:
+            shutil.rmtree(folder)

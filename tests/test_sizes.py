@@ -1,0 +1,112 @@
+"""What a run needs of memory, on paper, and what is refused because it cannot fit."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_grpo.config import Config
+from stream_grpo.config_file import parse
+from stream_grpo.sizes import Shape, impossible, learner_rank, rank_bytes, sampler_size, sentences, shape_of
+
+# 7.5e9 parameters are the example of the ZeRO paper.
+LARGE = Shape(
+    num_parameters=7_500_000_000,
+    num_layers=32,
+    hidden_size=4096,
+    num_heads=32,
+    num_kv_heads=8,
+    head_size=128,
+    vocab_size=128_000,
+)
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    tree = {"model": {"path": "m", "dtype": "bfloat16", "max_length_tokens": 4096}, **sections}
+    return parse(tree, "test")
+
+
+# Figure 1 of the ZeRO paper: 120, 31.4, 16.6 and 1.9 GB a device for 7.5e9 parameters on 64 devices.
+@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_a_rank_holds_what_the_zero_paper_says(stage: int, gigabytes: float) -> None:
+    rank = rank_bytes(LARGE, dtype_bytes=2, num_ranks=64, zero_stage=stage, num_tokens=0, has_reference=False)
+    assert rank.total / 1e9 == pytest.approx(gigabytes, abs=0.05)
+    assert rank.activations == 0
+
+
+def test_activations_are_those_of_korthikanti_and_the_logits() -> None:
+    rank = rank_bytes(LARGE, dtype_bytes=2, num_ranks=1, zero_stage=0, num_tokens=10, has_reference=True)
+    # 34 bytes x hidden size a layer, and three copies of the logits in fp32, for each of 10 tokens.
+    assert rank.activations == 10 * (34 * 4096 * 32 + 3 * 4 * 128_000)
+    assert rank.reference == 2 * 7_500_000_000
+
+
+def test_without_zero_in_fp32_the_weights_are_their_own_master() -> None:
+    rank = rank_bytes(LARGE, dtype_bytes=4, num_ranks=1, zero_stage=0, num_tokens=0, has_reference=False)
+    assert rank.total == (4 + 4 + 8) * 7_500_000_000
+
+
+def test_a_token_of_the_cache_is_a_key_and_a_value_in_every_layer() -> None:
+    on_gpus = {"num_gpus": 4, "tensor_parallel_size": 4, "engine": "async", "gpu_memory_utilization": 0.5}
+    size = sampler_size(config(sampler=on_gpus, cluster={"gpu_memory_bytes": 80 << 30}), LARGE)
+    # Each of 4 workers has 2 of 8 heads of 128 numbers of 2 bytes, in 32 layers, twice.
+    assert size.token == 2 * 32 * 2 * 128 * 2
+    assert size.weights == 2 * 7_500_000_000 // 4
+    assert size.cache == (40 << 30) - size.weights
+    assert size.num_tokens == size.cache // size.token
+    unknown = sampler_size(config(sampler=on_gpus), LARGE)
+    assert (unknown.cache, unknown.num_tokens) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        (
+            {"sampler": {"tensor_parallel_size": 3, "engine": "async"}},
+            "tensor_parallel_size = 3: does not divide the 32 attention heads",
+        ),
+        # One token is 2 x 32 x 8 x 128 x 2 bytes = 128 KiB, 4,096 of them are 512 MiB.
+        (
+            {"sampler": {"kv_cache_bytes": 256 << 20}},
+            r"one sequence of model\.max_length_tokens = 4096 needs 512\.0 MiB",
+        ),
+        (
+            {"sampler": {"num_gpus": 1}, "cluster": {"gpu_memory_bytes": 16 << 30}},
+            r"cluster\.gpu_memory_bytes = 17179869184: a sampler's weights of 14\.0 GiB leave a KV cache of 0\.0 MiB",
+        ),
+        (
+            {"learner": {"num_gpus": 1}, "sampler": {"num_gpus": 1}, "cluster": {"gpu_memory_bytes": 80 << 30}},
+            r"a rank of the learner needs about \d+\.\d GiB \(weights 14\.0 GiB \+ gradients 14\.0 GiB \+ optimizer 83",
+        ),
+        (
+            {"sampler": {"num_samplers": 4096}},
+            r"num_samplers = 4096: with weights of 14.0 GiB .*this machine has \d+ MiB; use",
+        ),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_the_true_reason(sections: dict[str, Any], reason: str) -> None:
+    found = list(impossible(config(**sections), LARGE))
+    assert found
+    with pytest.raises(ValueError, match=reason):
+        raise ValueError("\n".join(found))
+
+
+def test_the_shape_is_read_from_the_folder(tmp_path: Path) -> None:
+    plain = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 12}
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    header = json.dumps({"a": {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 60]}, "__metadata__": {}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(60))
+    shape = shape_of(tmp_path)
+    assert shape == Shape(
+        num_parameters=15, num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=4, head_size=16, vocab_size=12
+    )
+    small = config(model={"path": "m", "max_length_tokens": 128}, learner={"zero_stage": 0, "microbatch_tokens": 256})
+    assert list(impossible(small, shape)) == []
+    # 15 parameters: 60 bytes of weights, 60 of gradients, 120 of Adam.
+    rank = learner_rank(small, shape)
+    assert (rank.weights, rank.gradients, rank.optimizer) == (60, 60, 120)
+    assert len(list(sentences(small, shape))) == 3
+    (tmp_path / "config.json").write_text("{}")
+    assert shape_of(tmp_path) is None
