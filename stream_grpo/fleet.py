@@ -94,7 +94,7 @@ class Fleet:
         self._refuse_ended()
         if not isinstance(name, str) or name not in self.present:
             raise OrderError(f"--remove {name}: no such sampler; there are {', '.join(self.present)}")
-        if not isinstance(within_s, int | float) or not 0 <= within_s <= MAX_WITHIN_S:
+        if isinstance(within_s, bool) or not isinstance(within_s, int | float) or not 0 <= within_s <= MAX_WITHIN_S:
             raise OrderError(f"--within {within_s!r}: expected 0 to {MAX_WITHIN_S:.0f} seconds")
         if name == self.names[0] and self._config.evaluation.interval:
             raise OrderError(
