@@ -23,7 +23,7 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -51,6 +51,7 @@ class Requests:
     """A server whose requests come from a list, and which keeps the last answers."""
 
     address = "memory"
+    refused: Mapping[str, int] = {}
 
     def __init__(self) -> None:
         self.waiting: list[Request] = []

@@ -146,6 +146,7 @@ class Training:
             "run.num_steps": num_steps,
             "model.path": models / "model",
             "pool.files": json.dumps([str(models / "pool.jsonl")]),
+            "evaluation.files": json.dumps([str(models / "heldout.jsonl")]),
             "evaluation.num_problems": 0,
             "evaluation.interval": 0,
             "cluster.address": f"{node.address}:{PORT}",

@@ -410,7 +410,7 @@ def test_a_batch_is_given_again_and_not_remembered(run: Callable[..., Running]) 
 @pytest.mark.parametrize(
     ("kind", "fields", "reason"),
     [
-        ("dance", {}, "unknown message 'dance'; known: hello, tickets"),
+        ("dance", {}, "unknown message 'dance'; known: hello, goodbye, tickets"),
         ("hello", {}, "hello: sampler_id = None: expected a text"),
         ("tickets", {"sampler_id": "s", "version": [0], "num_wanted": 1, "problems": {}}, "tickets: version = "),
         (
