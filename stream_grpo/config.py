@@ -147,6 +147,10 @@ class Sampler(Section):
     """Workers that share the layers of one engine (`async`)."""
     kv_after_update: Literal["keep", "recompute"] = "keep"
     """What happens to the KV cache of running sequences when weights change (weights.on_update = keep)."""
+    prefix_cache: bool = False
+    """Whether requests compute tokens that they begin with alike only once, until weights change: worth it where
+    prompts are long. Which sequence computes them changes the last bits of logprobs, so that runs are no longer equal
+    bit for bit, also at stream.max_policy_age = 0."""
     max_restarts: int = Field(10, ge=0)
     """How often a dead sampler is started again before the run ends."""
 
@@ -550,6 +554,11 @@ def _sampler_complaints(config: Config) -> Iterable[str]:
             f"{sampler.max_num_seqs}; raise max_num_seqs"
         )
     yield from _worker_complaints(sampler, shares_gpu=config.cluster.colocate)
+    if sampler.prefix_cache and sampler.engine == "async" and sampler.kv_after_update == "keep":
+        yield (
+            "sampler.prefix_cache = true with sampler.engine = 'async': its processes empty the cache only where "
+            "running sequences give up theirs too; use sampler.kv_after_update = 'recompute', or engine = 'in_process'"
+        )
     if sampler.max_new_tokens >= config.model.max_length_tokens:
         yield (
             f"sampler.max_new_tokens = {sampler.max_new_tokens}: no room for a prompt in model.max_length_tokens = "

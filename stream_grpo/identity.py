@@ -31,6 +31,7 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
             "num_samplers",
             "max_num_seqs",
             "kv_cache_bytes",
+            "prefix_cache",
             "gpu_memory_utilization",
             "num_threads",
             "num_gpus",

@@ -164,6 +164,10 @@ class Generation:
     end_reason: EndReason
     mixed_context_from: int | None = None
     """First response token sampled on a KV cache of older weights, or None."""
+    num_prompt_tokens: int = 0
+    """Of the request."""
+    num_cached_tokens: int = 0
+    """Of these the ones that another request had computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

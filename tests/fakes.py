@@ -74,7 +74,10 @@ def make_group(
 
 
 class FakeEngine:
-    """One token a step, id 7, logprob -0.5, ends by itself; probe logprobs are -1 plus `probe_error`."""
+    """One token a step, id 7, logprob -0.5, ends by itself; probe logprobs are -1 plus `probe_error`.
+
+    Of every prompt the first token is called cached.
+    """
 
     def __init__(self, num_slots: int = 64) -> None:
         self.num_slots, self.probe_error, self.version = num_slots, 0.0, PolicyVersion(0, 0)
@@ -114,11 +117,12 @@ class FakeEngine:
         return generation
 
     def _generation(self, name: str, reason: EndReason) -> Generation:
-        _, versions = self._running[name]
+        request, versions = self._running[name]
         ids, logprobs = np.full(len(versions), 7, np.int32), np.full(len(versions), -0.5, np.float32)
         return Generation(
-            request_id=name, token_ids=ids, logprobs=logprobs, versions=tuple(versions), end_reason=reason
-        )
+            request_id=name, token_ids=ids, logprobs=logprobs, versions=tuple(versions), end_reason=reason,
+            num_prompt_tokens=len(request.prompt_ids), num_cached_tokens=1,
+        )  # fmt: skip
 
     def expected_tensors(self) -> dict[str, TensorSpec]:
         return {"w": TensorSpec((2,), "float32")}

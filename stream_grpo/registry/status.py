@@ -33,6 +33,8 @@ SAMPLER = figures(
     num_slots | requests | that the engine runs at once
     num_running | requests | running and queued in the engine
     num_tokens | tokens | of finished responses, in all
+    num_prompt_tokens | tokens | of the prompts of finished responses, each counted, in all
+    num_cached_tokens | tokens | of these from the prefix cache, computed for another response
     tokens_paused | tokens | not sampled while weights were loaded, in all: seconds of that x the mean rate
     num_tokens_restarted | tokens | thrown away because weights changed, in all
     idle_s/policy | s | nothing to sample, waiting for the first weights, in all

@@ -204,6 +204,7 @@ class AsyncEngine:
     def clear_kv(self) -> None:
         """Zero the KV cache; only between requests."""
         self._run(self._llm.collective_rpc("zero_kv_caches"))
+        self._run(self._llm.reset_prefix_cache())
 
     def close(self) -> None:
         """End vLLM's processes; the engine is of no use afterwards."""

@@ -43,6 +43,8 @@ from stream_grpo.weights.manifest import Fingerprint, TensorSpec, model_tensors
 # A probe goes before everything that waits; all others run in the order in which they were added.
 PROBE_PRIORITY, PRIORITY = 0, 1
 _BATCHED_TOKENS_ON_CPU = 4096
+# Only whole blocks are shared, and vLLM's own on CPU, of 128 tokens, are longer than many prompts. Kernels want 32s.
+_SHARED_BLOCK_TOKENS_ON_CPU = 32
 OF_THE_MODEL_FOLDER = PolicyVersion(0, 0)
 """What the weights of the model folder are called."""
 
@@ -69,7 +71,7 @@ class InProcessEngine:
         self._unfinished: dict[str, _Unfinished] = {}
         # Finished while a probe ran; not given back yet.
         self._held: dict[str, Generation] = {}
-        self._num_added = 0
+        self._num_added, self._num_weights = 0, 0
         self._params = sampling_params(config, self._eos_token_ids)
 
     @property
@@ -139,14 +141,15 @@ class InProcessEngine:
     def apply_weights(self, named_tensors: Mapping[str, Any], version: PolicyVersion, *, recompute_kv: bool) -> float:
         """Replace the weights; names, shapes and values are checked before (`weights.subscriber`)."""
         started = time.perf_counter()
+        if recompute_kv:
+            self._llm.reset_prefix_cache(reset_running_requests=True)
+        self._leave_prefixes()
         try:
             self._llm.collective_rpc(_reload, args=(named_tensors, self._llm.vllm_config))
         except Exception as error:
             raise WeightsError(f"weights {version}: the engine could not load them: {error!r}") from error
         self._llm.set_weight_version(str(version))
-        if recompute_kv:
-            self._llm.reset_prefix_cache(reset_running_requests=True)
-        else:
+        if not recompute_kv:
             self._mark_mixed_contexts()
         return time.perf_counter() - started
 
@@ -174,6 +177,7 @@ class InProcessEngine:
     def clear_kv(self) -> None:
         """Zero the KV cache; only between requests."""
         self._llm.collective_rpc(zero_kv)
+        self._leave_prefixes()
 
     def close(self) -> None:
         """Shut vLLM down; the engine is of no use afterwards."""
@@ -183,7 +187,7 @@ class InProcessEngine:
         # The order of arrival is counted, so that it is the same whatever the clock says.
         self._num_added += 1
         # What vLLM's renderer makes of token ids; it would take as long for it as for all the rest of a request.
-        prompt = tokens_input(list(prompt_ids))
+        prompt = tokens_input(list(prompt_ids), cache_salt=self._salt)
         internal_id: str = self._llm.add_request(
             request_id, prompt, params, arrival_time=float(self._num_added), priority=priority
         )
@@ -204,6 +208,29 @@ class InProcessEngine:
     def _generation(self, output: Any) -> Generation:
         request = self._unfinished.pop(output.request_id)
         return generation_of(output, self._eos_token_ids, request.mixed_context_from)
+
+    @property
+    def _salt(self) -> str | None:
+        """By which the prefix cache tells apart equal tokens of different weights."""
+        return str(self._num_weights) if self._sampler.prefix_cache else None
+
+    def _leave_prefixes(self) -> None:
+        """No request reads from now on what the prefix cache holds now.
+
+        What it holds is found by tokens and salt. A request with nothing computed yet takes the new salt. One that runs
+        on keeps its salt, under which it stores keys of mixed weights: such requests alone have it, and are barred from
+        reading, as they would where they are preempted and begin again.
+        """
+        if not self._sampler.prefix_cache:
+            return
+        self._num_weights += 1
+        for request in self._llm.engine_core.engine_core.scheduler.requests.values():
+            if request.num_computed_tokens > 0:
+                request.skip_reading_prefix_cache = True
+            else:
+                request.cache_salt = self._salt
+                request.block_hashes.clear()
+                request.update_block_hashes()
 
     def _mark_mixed_contexts(self) -> None:
         """Note the next token of every request that has something in the KV cache of the weights before."""
@@ -229,8 +256,7 @@ def engine_args(config: Config) -> dict[str, Any]:
         # Text never passes here, and no setting comes from the model folder unseen.
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
-        # A cached prompt would be of older weights.
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": sampler.prefix_cache,
         "scheduling_policy": "priority",
         # A step is finished before weights change, so that versions are exact.
         "async_scheduling": False,
@@ -241,6 +267,8 @@ def engine_args(config: Config) -> dict[str, Any]:
         arguments["kv_cache_memory_bytes"] = sampler.kv_cache_bytes
         # A prompt that is computed in parts rewinds its request's generator, which CPU generators cannot do.
         arguments["enable_chunked_prefill"] = False
+        if sampler.prefix_cache:
+            arguments["block_size"] = _SHARED_BLOCK_TOKENS_ON_CPU
         num_seqs = int(arguments["max_num_seqs"])
         arguments["max_num_batched_tokens"] = max(_BATCHED_TOKENS_ON_CPU, config.model.max_length_tokens, num_seqs)
     else:
@@ -301,6 +329,8 @@ def generation_of(output: Any, eos_token_ids: frozenset[int], mixed_context_from
         versions=versions,
         end_reason=reason,
         mixed_context_from=mixed_context_from if is_mixed else None,
+        num_prompt_tokens=len(output.prompt_token_ids or ()),
+        num_cached_tokens=output.num_cached_tokens or 0,
     )
 
 

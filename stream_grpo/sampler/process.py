@@ -95,6 +95,7 @@ class SamplerProcess:
         # When it is to be gone, by the timer; None: it stays.
         self._leaves_at: float | None = None
         self._num_tokens, self._num_expired, self._num_refused, self._num_continued = 0, 0, 0, 0
+        self._num_prompt_tokens, self._num_cached_tokens = 0, 0
         self._fates: Counter[str] = Counter()
 
     def run(self, stop: threading.Event) -> None:
@@ -156,6 +157,8 @@ class SamplerProcess:
             "probe_gap": None if updater.gap is None else updater.gap._asdict(),
             "num_running": self._engine.num_unfinished,
             "num_tokens": self._num_tokens,
+            "num_prompt_tokens": self._num_prompt_tokens,
+            "num_cached_tokens": self._num_cached_tokens,
             "num_tokens_restarted": self._mid_flight.num_tokens_restarted,
             "num_groups_done": sum(self._fates.values()),
             "groups_by_fate": dict(self._fates),
@@ -337,6 +340,8 @@ class SamplerProcess:
             group = self._groups[group_of(generation.request_id)]
             self._submit(group, group.take(generation))
             self._num_tokens += len(generation.token_ids)
+            self._num_prompt_tokens += generation.num_prompt_tokens
+            self._num_cached_tokens += generation.num_cached_tokens
             self._alarms.ended(generation.end_reason)
         self._seconds.score_s += self._timer() - started
 

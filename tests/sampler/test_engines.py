@@ -40,6 +40,13 @@ def test_several_workers_need_the_async_engine() -> None:
         config(tensor_parallel_size=2)
 
 
+def test_the_prefix_cache_of_other_processes_needs_sequences_that_give_up_their_own() -> None:
+    with pytest.raises(ValueError, match=r"sampler.prefix_cache = true .* use sampler.kv_after_update = 'recompute'"):
+        config(engine="async", prefix_cache=True)
+    assert config(engine="async", prefix_cache=True, kv_after_update="recompute").sampler.prefix_cache
+    assert not config().sampler.prefix_cache
+
+
 def test_every_worker_needs_a_gpu_of_its_own_where_gpus_are_used() -> None:
     with pytest.raises(ValueError, match=r"num_gpus = 1: .* use num_gpus = 2"):
         config(engine="async", tensor_parallel_size=2, num_gpus=1)

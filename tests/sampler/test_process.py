@@ -47,6 +47,8 @@ def test_a_group_goes_from_ticket_to_buffer_scored(outside: Outside, tmp_path: P
     status = running.process.status()
     # 2 groups of 2 rollouts of 3 tokens each.
     assert status["num_tokens"] == 12
+    # 4 prompts of 3 tokens each, of which the prefix cache had one token of each.
+    assert (status["num_prompt_tokens"], status["num_cached_tokens"]) == (12, 4)
     assert status["num_groups_done"] == 2
     assert status["groups_by_fate"] == {"accepted": 2}
     assert status["version"] == [0, 7]
