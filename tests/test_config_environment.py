@@ -1,13 +1,18 @@
 """What the settings of an environment refuse, and with which words."""
 
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stream_grpo.config import Config
-from stream_grpo.config_environment import as_rules
+from stream_grpo.config_environment import Environment, as_rules
 from stream_grpo.config_file import parse
 from stream_grpo.errors import ConfigError
+
+PAGE = (Path(__file__).parents[1] / "docs" / "environments.md").read_text(encoding="utf-8")
 
 
 def config(environment: dict[str, Any], **sections: dict[str, Any]) -> Config:
@@ -51,3 +56,21 @@ def test_only_what_decides_the_meaning_of_a_trajectory_is_in_its_hash() -> None:
     fast = config({"name": "calculator", "max_steps": 2, "num_workers": 7, "max_waiting": 3})
     other = config({"name": "calculator", "max_steps": 2, "options": {"open": "["}})
     assert as_rules(one.environment) == as_rules(fast.environment) != as_rules(other.environment)
+
+
+def test_the_page_on_environments_has_every_setting_and_its_examples_load() -> None:
+    assert not [name for name in Environment.model_fields if not re.search(rf"\b{name}\b", PAGE)]
+    first, second = map(tomllib.loads, re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL))
+    assert config(first["environment"]).environment.max_steps == 3
+    (acting,) = parse({"model": {"path": "m"}, **second}, "page").rewards.compose.values()
+    assert acting.costs["tool:sql"].free == 2
+
+
+def test_the_environment_that_the_page_shows_runs() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    task = names["Countdown"](None, start=2)
+    assert task.reset(0, None).observation == "2 left"
+    assert task.step("tick").observation == "1 left"
+    assert task.step("tick").end == "success"
