@@ -18,6 +18,7 @@ from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.algo.recipe import Recipe, readers
 from stream_grpo.config_alarms import Alarms
 from stream_grpo.config_cluster import Cluster, cluster_complaints
+from stream_grpo.config_environment import Environment
 from stream_grpo.config_http import Judge
 from stream_grpo.config_rewards import Composition, Hidden, Name, Shaping, composition_complaints, sample_complaints
 
@@ -459,6 +460,7 @@ class Config(Section):
     learner: Learner = Learner()
     algo: Algo = Algo()
     rewards: Rewards = Rewards()
+    environment: Environment = Environment()
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
     control: Control = Control()
@@ -488,7 +490,8 @@ class Config(Section):
     @property
     def prompt_limit_tokens(self) -> int:
         """The longest prompt that is sampled, in tokens after the template."""
-        return self.model.max_prompt_tokens or self.model.max_length_tokens - self.sampler.max_new_tokens
+        response_tokens = self.sampler.max_new_tokens + self.environment.observation_room_tokens
+        return self.model.max_prompt_tokens or self.model.max_length_tokens - response_tokens
 
     @property
     def run_dir(self) -> Path:
@@ -511,6 +514,7 @@ def _complaints(config: Config) -> Iterable[str]:
         learner_gpus=config.learner.num_gpus,
         evaluation_interval=config.evaluation.interval,
     )
+    yield from _environment_complaints(config)
 
 
 def _curator_complaints(curator: Curator) -> Iterable[str]:
@@ -526,6 +530,32 @@ def _control_complaints(config: Config) -> Iterable[str]:
         yield (
             "control.enabled = true with stream.max_policy_age = 0: the synchronous loop has no staleness to steer; "
             "use a larger max_policy_age, or control.enabled = false"
+        )
+
+
+def _environment_complaints(config: Config) -> Iterable[str]:
+    environment, model = config.environment, config.model
+    if environment.name is None:
+        return
+    room = environment.observation_room_tokens
+    taken = config.sampler.max_new_tokens + room + (model.max_prompt_tokens or 1)
+    if taken > model.max_length_tokens:
+        yield (
+            f"environment.max_steps x environment.max_observation_tokens = {room}: with sampler.max_new_tokens = "
+            f"{config.sampler.max_new_tokens} and a prompt a trajectory may take {taken} tokens, more than "
+            f"model.max_length_tokens = {model.max_length_tokens}; lower one of these, or raise that"
+        )
+    if config.weights.on_update != "keep":
+        yield (
+            f"weights.on_update = {config.weights.on_update} with environment.name = {environment.name}: a trajectory "
+            f"that waits for its environment would keep new weights waiting too, or be sampled anew; use keep"
+        )
+    num_calls = environment.max_retries + 1
+    if config.stream.sample_deadline_s <= num_calls * environment.step_timeout_s:
+        yield (
+            f"stream.sample_deadline_s = {config.stream.sample_deadline_s:g}: {num_calls} tries of one step, each of "
+            f"up to environment.step_timeout_s = {environment.step_timeout_s:g}, would outlast the ticket; use more "
+            f"than {num_calls * environment.step_timeout_s:g}, or a lower step_timeout_s"
         )
 
 

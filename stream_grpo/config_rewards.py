@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 COMPOSE_PREFIX = "compose:"
 """Of the name by which a row asks for a composition."""
 
-CostKind = Literal["tokens", "tool_calls"]
+CostKind = Literal["tokens", "tool_calls"] | Annotated[str, Field(pattern=r"^tool:[A-Za-z0-9_.-]{1,64}$")]
 Value = str | bool | int | float | tuple[str | bool | int | float, ...]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 
@@ -108,7 +108,8 @@ class Composition(_Section):
     components: dict[Name, Component] = Field(min_length=1)
     """By a name of yours, which the components of the result carry. Tiers stand in their order, lowest first."""
     costs: dict[CostKind, Cost] = Field(default_factory=dict)
-    """Of the response itself: sampled tokens; how often `tool_marker` stands in it."""
+    """Of the response itself: sampled tokens; how often `tool_marker` stands in it, or in an environment how often it
+    called a tool; `tool:NAME`: how often it called that one."""
     tool_marker: str = Field("<tool_call>", min_length=1)
     """What opens a call of a tool."""
     bounds: tuple[float, float] | None = None

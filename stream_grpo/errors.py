@@ -7,6 +7,7 @@
     |-- WeightsError        published weights are incomplete, damaged or of another model
     |   `-- ProbeError      loaded weights do not give the learner's logprobs
     |-- EvaluationError     an evaluation is not what was asked for: several versions, missing or foreign samples
+    |-- EnvironmentFailedError  trajectories cannot go on: too many errors in a row, or no worker that starts
     |-- RewardError         responses cannot be scored: too many errors in a row, or no worker that starts
     |-- SandboxError        a program cannot be run as promised; never the program's own failure
     |-- CorrectionError     a correction of staleness is asked for and cannot act
@@ -45,6 +46,10 @@ class ProbeError(WeightsError):
 
 class EvaluationError(StreamGrpoError):
     """An evaluation is not what was asked for: more than one policy version, missing or foreign samples."""
+
+
+class EnvironmentFailedError(StreamGrpoError):
+    """The environment of a run cannot answer, so that nothing would be learnt; the message holds an error of it."""
 
 
 class RewardError(StreamGrpoError):

@@ -15,10 +15,11 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_grpo.environments.outcome import scored
 from stream_grpo.errors import EvaluationError
 from stream_grpo.rewards.scoring import Scoring
 from stream_grpo.rewards.verifiers import VerifiableProblem
-from stream_grpo.types import Decision, Generation, GenerationRequest, PolicyVersion, RewardResult
+from stream_grpo.types import Decision, Episode, Generation, GenerationRequest, PolicyVersion, RewardResult
 
 ALL, HEADLINE = "all", "headline"
 """The two rows of a summary that are no domain."""
@@ -179,8 +180,10 @@ class EvaluationRun(Generic[P]):
         seed: int,
         max_new_tokens: int,
         version: PolicyVersion | None = None,
+        has_environment: bool = False,
     ) -> None:
         """`decode` leaves special tokens out; `version`: of the weights that sample, None takes any single one.
+        `has_environment`: whether samples are trajectories, which all begin in the same state of a problem.
 
         Raises ValueError for a problem id that occurs twice.
         """
@@ -196,12 +199,17 @@ class EvaluationRun(Generic[P]):
         """All of them, problem by problem."""
         for index, problem in enumerate(problems):
             prompt_ids = tuple(prompt_ids_of(problem))
+            episode = None
+            if has_environment:
+                environment_seed = derived_seed(seed, problem.problem_id, "environment")
+                episode = Episode(group=f"eval/{index}", seed=environment_seed, problem=problem)
             for sample in range(num_samples):
                 request = GenerationRequest(
                     request_id=f"eval/{index}/{sample}",
                     prompt_ids=prompt_ids,
                     seed=derived_seed(seed, problem.problem_id, sample),
                     max_new_tokens=max_new_tokens,
+                    episode=episode,
                 )
                 self.requests.append(request)
                 self._owners[request.request_id] = index
@@ -231,12 +239,12 @@ class EvaluationRun(Generic[P]):
             raise EvaluationError(f"generation {generation.request_id!r} was not asked for, or came twice")
         index = self._owners.pop(generation.request_id)
         _refuse_second_version(generation, self._versions)
-        token_ids = generation.token_ids.tolist()
-        self._tallies[index].num_tokens += len(token_ids)
+        num_tokens = generation.num_sampled
+        self._tallies[index].num_tokens += num_tokens
         task_id = f"{generation.request_id}{self._label}"
         self._out[task_id] = index
-        text = self._decode(token_ids)
-        self._scoring.submit(task_id, self._problems[index], text, generation.end_reason, num_tokens=len(token_ids))
+        problem, text = scored(self._problems[index], generation, self._decode)
+        self._scoring.submit(task_id, problem, text, generation.end_reason, num_tokens=num_tokens)
 
     def take_scores(self, results: Iterable[tuple[str, RewardResult]]) -> list[tuple[str, RewardResult]]:
         """Count those of this evaluation, and give back the others."""

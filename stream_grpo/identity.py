@@ -66,6 +66,9 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
     "rewards": frozenset(
         {"num_workers", "max_retries", "retry_after_s", "max_errors_in_row", "function_dir", "hidden"}
     ),
+    "environment": frozenset(
+        {"num_workers", "step_timeout_s", "memory_limit_bytes", "max_retries", "max_errors_in_row", "max_waiting"}
+    ),
     "weights": frozenset(
         {"keep_versions", "poll_interval_s", "num_probe_sequences", "probe_mean_tolerance", "probe_max_tolerance"}
     ),
@@ -113,6 +116,8 @@ def identity(
     }
     if not config.control.enabled:
         del chosen["control"]
+    if config.environment.name is None:
+        del chosen["environment"]
     # Where a judge is and how fast it is asked decides nothing.
     chosen["rewards"]["http"] = {name: judge.rules() for name, judge in config.rewards.http.items()}
     return {

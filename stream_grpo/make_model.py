@@ -3,6 +3,9 @@
 The teacher is wrong in some scratchpad steps (`error_rate`), and a model trained to convergence samples its errors at
 the same rate: at temperature 1 about (1 - error_rate)^d of the sums of d digits come out right. The room that
 reinforcement learning has is this noise; taken greedily the model is right nearly always.
+
+With the task `calculator` the model calls a tool instead, and its errors are in the copying of the call; see
+`arithmetic_calls`.
 """
 
 from __future__ import annotations
@@ -11,11 +14,11 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tokenizers
@@ -25,7 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stream_grpo import arithmetic
+from stream_grpo import arithmetic, arithmetic_calls
 from stream_grpo.errors import ConfigError
 from stream_grpo.files import sha256
 
@@ -34,6 +37,9 @@ MANIFEST = "make_model.json"
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 VOCABULARY = {token: i for i, token in enumerate([*SPECIAL_TOKENS.values(), *arithmetic.CHARACTERS])}
 """Token to id: the special tokens, then one token per character."""
+CALLING_VOCABULARY = {token: i for i, token in enumerate([*SPECIAL_TOKENS.values(), *arithmetic_calls.CHARACTERS])}
+"""The same for the task `calculator`: the ids above, and then those of its marks."""
+Task = Literal["scratchpad", "calculator"]
 PAD, BOS, EOS = (VOCABULARY[SPECIAL_TOKENS[name]] for name in ("pad_token", "bos_token", "eos_token"))
 
 MODEL_SHAPE: Mapping[str, Any] = {
@@ -65,11 +71,14 @@ def make_model(
     learning_rate: float = 4e-3,
     error_rate: float = 0.12,
     tie_word_embeddings: bool = True,
+    task: Task = "scratchpad",
     pool_counts: Mapping[int, int] = arithmetic.POOL_COUNTS,
     held_out_counts: Mapping[int, int] = arithmetic.HELD_OUT_COUNTS,
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Write the folder `out`: model/ (a Hugging Face folder), pool.jsonl, heldout.jsonl, make_model.json.
+
+    `task`: what the model is taught; `calculator`: calls of that tool, see docs/environments.md.
 
     The folder appears whole or not at all, and is the same bytes for the same arguments and library versions. Where
     it is already there, complete and made with the same settings, nothing is done. Progress goes to `report`.
@@ -91,19 +100,22 @@ def make_model(
         "warmup_steps": WARMUP_STEPS,
         "model_shape": dict(MODEL_SHAPE),
     }
+    if task != "scratchpad":
+        settings["task"] = task
+    vocabulary = VOCABULARY if task == "scratchpad" else CALLING_VOCABULARY
     if made := _already_made(out, settings):
         report(f"{out}: already made")
         return made
     started_s = time.monotonic()
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = new_model(tie_word_embeddings)
-        _train(model, random.Random(seed), steps, batch_size, learning_rate, error_rate, report)
+        model = new_model(tie_word_embeddings, vocabulary)
+        _train(model, random.Random(seed), steps, batch_size, learning_rate, error_rate, report, task)
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
         folder = Path(temporary) / "made"
         model.save_pretrained(folder / "model")
-        new_tokenizer().save_pretrained(folder / "model")
+        new_tokenizer(vocabulary).save_pretrained(folder / "model")
         _write_rows(folder / "pool.jsonl", arithmetic.rows(pool_counts, seed, held_out=False))
         _write_rows(folder / "heldout.jsonl", arithmetic.rows(held_out_counts, seed, held_out=True))
         manifest = {"settings": settings, "made_with": _library_versions(), "files": _hashes(folder)}
@@ -113,10 +125,10 @@ def make_model(
     return manifest
 
 
-def new_model(tie_word_embeddings: bool = True) -> LlamaForCausalLM:
+def new_model(tie_word_embeddings: bool = True, vocabulary: Mapping[str, int] = VOCABULARY) -> LlamaForCausalLM:
     """The untrained model, initialised from torch's global generator."""
     config = LlamaConfig(
-        vocab_size=len(VOCABULARY),
+        vocab_size=len(vocabulary),
         tie_word_embeddings=tie_word_embeddings,
         pad_token_id=PAD,
         bos_token_id=BOS,
@@ -126,9 +138,9 @@ def new_model(tie_word_embeddings: bool = True) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def new_tokenizer() -> PreTrainedTokenizerFast:
+def new_tokenizer(vocabulary: Mapping[str, int] = VOCABULARY) -> PreTrainedTokenizerFast:
     """One token per character. It adds no special token to a prompt, as the model is trained without any before it."""
-    tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token=SPECIAL_TOKENS["unk_token"]))
+    tokenizer = Tokenizer(models.WordLevel(dict(vocabulary), unk_token=SPECIAL_TOKENS["unk_token"]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -147,6 +159,7 @@ def _train(
     learning_rate: float,
     error_rate: float,
     report: Callable[[str], None],
+    task: Task = "scratchpad",
 ) -> None:
     """AdamW on the response tokens, linear warmup then cosine to 0."""
     optimizer = torch.optim.AdamW(
@@ -156,7 +169,7 @@ def _train(
     for step in range(steps):
         warmth = min(1.0, (step + 1) / WARMUP_STEPS)
         optimizer.param_groups[0]["lr"] = learning_rate * warmth * 0.5 * (1 + math.cos(math.pi * step / steps))
-        token_ids_BT, targets_BT = _batch(rng, batch_size, error_rate)
+        token_ids_BT, targets_BT = _batch(rng, batch_size, error_rate, task)
         # Padding stands to the right of everything, where causal attention never looks: no attention mask is needed.
         logits_BTV = model(input_ids=token_ids_BT, use_cache=False).logits
         loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED)
@@ -168,20 +181,45 @@ def _train(
             report(f"step {step + 1} of {steps}: loss {loss.item():.3f}, {time.monotonic() - started_s:.0f} s")
 
 
-def _batch(rng: random.Random, batch_size: int, error_rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [B, T] and next-token targets [B, T], which cover the response and its end alone. No held-out sum."""
+def _batch(
+    rng: random.Random, batch_size: int, error_rate: float, task: Task = "scratchpad"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [B, T] and next-token targets [B, T], which cover what the model writes, each with its end, alone.
+
+    No held-out sum.
+    """
     examples = []
     for digits in rng.choices(list(TRAINING_SHARES), weights=list(TRAINING_SHARES.values()), k=batch_size):
         a, b = arithmetic.draw(digits, rng, held_out=False)
-        examples.append((arithmetic.prompt_of(a, b), arithmetic.response_of(a, b, rng, error_rate)))
-    length = max(len(prompt) + len(response) for prompt, response in examples) + 1
+        examples.append(_encoded(_parts(a, b, rng, error_rate, task)))
+    length = max(len(ids) for ids, _ in examples)
     token_ids_BT = np.full((batch_size, length), PAD, dtype=np.int64)
     targets_BT = np.full((batch_size, length), IGNORED, dtype=np.int64)
-    for row, (prompt, response) in enumerate(examples):
-        ids = [*(VOCABULARY[character] for character in prompt + response), EOS]
+    for row, (ids, targets) in enumerate(examples):
         token_ids_BT[row, : len(ids)] = ids
-        targets_BT[row, len(prompt) - 1 : len(ids) - 1] = ids[len(prompt) :]
+        targets_BT[row, : len(ids) - 1] = targets[1:]
     return torch.from_numpy(token_ids_BT), torch.from_numpy(targets_BT)
+
+
+def _parts(a: int, b: int, rng: random.Random, error_rate: float, task: Task) -> list[arithmetic_calls.Part]:
+    if task == "calculator":
+        return arithmetic_calls.parts_of(a, b, rng, error_rate)
+    response = arithmetic.response_of(a, b, rng, error_rate)
+    return [
+        arithmetic_calls.Part(arithmetic.prompt_of(a, b), is_action=False),
+        arithmetic_calls.Part(response, is_action=True),
+    ]
+
+
+def _encoded(parts: Sequence[arithmetic_calls.Part]) -> tuple[list[int], list[int]]:
+    """The ids of an example, and the same with those that the model does not write replaced by IGNORED."""
+    ids: list[int] = []
+    targets: list[int] = []
+    for part in parts:
+        of_part = [*(CALLING_VOCABULARY[character] for character in part.text), *([EOS] if part.is_action else [])]
+        ids += of_part
+        targets += of_part if part.is_action else [IGNORED] * len(of_part)
+    return ids, targets
 
 
 @contextmanager
@@ -205,9 +243,10 @@ def _already_made(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | No
         made_with, files = manifest["settings"], manifest["files"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{out} exists and holds no readable {MANIFEST}: {advice}") from error
-    for name, value in settings.items():
-        if made_with.get(name) != value:
-            raise ConfigError(f"{out} was made with {name} = {made_with.get(name)!r}, not {value!r}: {advice}")
+    for name in {**settings, **made_with}:
+        if made_with.get(name) != settings.get(name):
+            found, asked = made_with.get(name), settings.get(name)
+            raise ConfigError(f"{out} was made with {name} = {found!r}, not {asked!r}: {advice}")
     for name, digest in files.items():
         if not (out / name).is_file() or sha256(out / name) != digest:
             raise ConfigError(f"{out / name} is missing or not as it was made: {advice}")

@@ -173,7 +173,8 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str, we
     )  # workers load while the engine does
     if weights:
         pull_weights(config, sampler_id, weights)
-    engine, prompts = make_engine(config), Prompts(config)
+    prompts = Prompts(config)
+    engine = with_environment(config, make_engine(config), prompts)
     metrics = MetricsLog(config.run_dir, sampler_id)
     channel = SamplerChannel(connect(config, buffer, name=sampler_id, peer="buffer"), sampler_id)
     return SamplerProcess(
@@ -192,6 +193,31 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str, we
             time_limit_s=config.rewards.time_limit_s,
         ),
     )
+
+
+def with_environment(config: Config, engine: Engine, prompts: Prompts) -> Engine:
+    """The engine, around which trajectories are made where the run has an environment."""
+    settings = config.environment
+    if settings.name is None:
+        return engine
+    from stream_grpo.environments.pool import EnvironmentPool, Limits
+    from stream_grpo.sampler.observations import Observations
+    from stream_grpo.sampler.trajectories import TrajectoryEngine
+
+    limits = Limits(
+        step_s=settings.step_timeout_s,
+        memory_bytes=settings.memory_limit_bytes,
+        max_retries=settings.max_retries,
+        max_errors_in_row=settings.max_errors_in_row,
+    )
+    pool = EnvironmentPool(
+        settings.name,
+        settings.options,
+        num_workers=settings.num_workers,
+        limits=limits,
+        paths=[str(config.rewards.function_dir)],
+    )
+    return TrajectoryEngine(engine, pool, Observations(config), prompts.decode, settings)
 
 
 def expected_verifiers(config: Config, sampler_id: str) -> set[str]:
@@ -228,6 +254,7 @@ def heldout_evaluation(
             seed=config.run.seed,
             max_new_tokens=config.sampler.max_new_tokens,
             version=version,
+            has_environment=config.environment.name is not None,
         )
 
     lines = MetricsReader(config.run_dir).new_lines()
@@ -339,7 +366,8 @@ class Evaluation:
 
         self._config, self._problems = config, problems
         self._scoring = ComposedScoring(config.rewards, {problem.verifier for problem in problems})
-        self._engine, self._prompts = make_engine(config), Prompts(config)
+        self._prompts = Prompts(config)
+        self._engine = with_environment(config, make_engine(config), self._prompts)
 
     def run(self, stop: Event) -> Any:
         """The scores, in the order of the problems."""
@@ -354,6 +382,7 @@ class Evaluation:
             num_samples=self._config.evaluation.num_samples,
             seed=self._config.run.seed,
             max_new_tokens=self._config.sampler.max_new_tokens,
+            has_environment=self._config.environment.name is not None,
         )
         with self._scoring:
             return evaluate(run, lambda requests: generate(self._engine, requests))

@@ -33,8 +33,10 @@ from stream_grpo.learner.layout import Layout, check_layout
 from stream_grpo.lifetime import wait_for_parts
 from stream_grpo.model_folder import model_config, unusable, vocab_size
 from stream_grpo.parts import GUARDS_FILE, HELDOUT_FILE, INTERVAL_HELDOUT_FILE
-from stream_grpo.rewards.scoring import check_scores_alone, check_verifiers
+from stream_grpo.rewards.environment import NAME as OF_ENVIRONMENT
+from stream_grpo.rewards.scoring import asked_verifiers, check_scores_alone, check_verifiers
 from stream_grpo.run_manifest import make_manifest, resumed_manifest
+from stream_grpo.sampler.observations import Observations
 from stream_grpo.sampler.prompts import PromptRefused, Prompts
 from stream_grpo.sizes import impossible, shape_of
 
@@ -111,6 +113,8 @@ def check_room(config: Config) -> None:
 def load_prompts(config: Config) -> Prompts:
     """The tokenizer of the model folder. Raises ConfigError where it cannot be loaded."""
     try:
+        if config.environment.name is not None:
+            Observations(config)
         return Prompts(config)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ConfigError(f"model.path = {config.model.path}: its tokenizer cannot be used: {error}") from error
@@ -257,6 +261,11 @@ def read_files(config: Config, files: Sequence[Path], prompts: Prompts, say: Cal
     if not report.problems:
         raise ConfigError(f"{_named(files)}: all {report.num_rows} rows are refused:\n" + "\n".join(report.refusals()))
     check_verifiers(report.verifiers, config.rewards, config.stream.sample_deadline_s)
+    if config.environment.name is None and OF_ENVIRONMENT in asked_verifiers(report.verifiers, config.rewards):
+        raise ConfigError(
+            f"{_named(files)}: verifier {OF_ENVIRONMENT!r} scores trajectories, and environment.name names no "
+            f"environment; name one, or another verifier"
+        )
     say(f"{_named(files)}: {report.num_rows} rows, {report.num_kept} kept, {report.num_duplicates} duplicates")
     for refusal in report.refusals():
         say(f"  {refusal}")

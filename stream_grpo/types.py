@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,9 +90,22 @@ class EndReason(StrEnum):
     ERROR = "error"
     PARTIAL = "partial"
     """It had not: its group was recorded while it was being sampled."""
+    # Of a trajectory of several turns; one whose tokens are used up ends as `length`.
+    SUCCESS = "success"
+    POLICY_FAILURE = "policy_failure"
+    MAX_STEPS = "max_steps"
+    """All its actions are used up."""
+    MODEL_TIMEOUT = "model_timeout"
+    """Its deadline came while it was being sampled."""
+    ENV_ERROR = "env_error"
+    """Its environment failed, or did not answer by its deadline."""
+    SAFETY_BLOCKED = "safety_blocked"
+    """It tried what it has no permission for."""
 
 
-NEVER_VALID = frozenset({EndReason.ABORT, EndReason.ERROR, EndReason.PARTIAL})
+NEVER_VALID = frozenset(
+    {EndReason.ABORT, EndReason.ERROR, EndReason.PARTIAL, EndReason.MODEL_TIMEOUT, EndReason.ENV_ERROR}
+)
 """Ends after which a rollout enters no advantage."""
 
 
@@ -140,6 +153,44 @@ class RewardResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What makes a request a trajectory of several turns."""
+
+    group: str
+    """Trajectories of one group begin in one state."""
+    seed: int
+    """Of the environment's chance: the same for the whole group."""
+    problem: Any
+    """The problem, as a verifier reads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """What a generation of several turns has beside its tokens. R response tokens, observations among them."""
+
+    observed: NDArray[np.bool_]
+    """[R] True where the token is of an observation: nobody sampled it, and it has no logprob and no version."""
+    turn: NDArray[np.int16]
+    """[R] the action that the token belongs to or answers, from 0."""
+    snapshot: bytes | None
+    """The start state of its environment; None where it never began."""
+    answer: str = ""
+    """The last action where it is what a verifier scores; empty where the trajectory ended in another way."""
+    scores: tuple[float, ...] = ()
+    """What the environment says of the whole, once for each replica; empty where it leaves that to a verifier."""
+    milestones: Mapping[str, float] = field(default_factory=dict)
+    num_steps: int = 0
+    """Actions that the environment answered."""
+    num_calls: Mapping[str, int] = field(default_factory=dict)
+    """Of tools, by their names."""
+    num_errors: int = 0
+    """Actions whose call failed or could not be made."""
+    steps: tuple[StepScore, ...] = ()
+    """Scores of single actions; each ends with the action, in tokens of the response."""
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One sequence to sample from an engine. Tokens in, tokens out."""
 
@@ -148,6 +199,9 @@ class GenerationRequest:
     seed: int
     """Every rollout has a seed of its own."""
     max_new_tokens: int
+    """Sampled ones; of a trajectory all turns together."""
+    episode: Episode | None = None
+    """None: one turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +222,14 @@ class Generation:
     """Of the request."""
     num_cached_tokens: int = 0
     """Of these the ones that another request had computed."""
+    trajectory: Trajectory | None = None
+    """None: one turn, all of it sampled. Where a token was observed its logprob is 0 and its version that of the next
+    sampled token, or of the last."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Response tokens that were sampled."""
+        return len(self.token_ids) - (0 if self.trajectory is None else int(self.trajectory.observed.sum()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -213,7 +213,7 @@ def test_an_unknown_verifier_is_refused_before_anything_starts(tmp_path: Path, m
     config = configuration(tmp_path, model_dir)
     rows = (tmp_path / "pool.jsonl").read_text().replace('"exact"', '"exakt"')
     (tmp_path / "pool.jsonl").write_text(rows)
-    with pytest.raises(ConfigError, match="no verifier is called 'exakt'; known: choice, code, exact"):
+    with pytest.raises(ConfigError, match="no verifier is called 'exakt'; known: choice, code, environment, exact"):
         prepare(config, resume=False, say=lambda line: None)
     assert not (tmp_path / "runs").exists()
 

@@ -15,6 +15,36 @@ _TIMES = """
     times/*/p50_s | s | median time of a check
     times/*/p99_s | s | 99th percentile
 """
+_ENVIRONMENT = """
+    num_waiting | trajectories | that wait for their environment and hold no slot
+    num_sampling | trajectories | of which an action is being sampled
+    num_other_starts | trajectories | that began in another state than their group, and began again
+    num_workers | processes | of the environments
+    num_queued | calls | waiting for a worker
+    num_open | calls | without an answer
+    num_calls | calls | answered, in all
+    num_retries | calls | made again after an error
+    num_errors | calls | that failed for good
+    num_kills | processes | killed over their deadline
+    num_restarts | processes | started again
+    num_replayed | actions | played again, after a worker was lost or busy, and for replicas
+    tools/*/num | calls | of this tool; `start`: beginnings, `answer`: actions that call none
+    tools/*/queue_p50_s | s | median wait for a worker
+    tools/*/queue_p99_s | s | 99th percentile
+    tools/*/p50_s | s | median time of a call
+    tools/*/p99_s | s | 99th percentile
+    num_trajectories | trajectories | finished, in all
+    ends/* | trajectories | of these, by end
+    success_share | share | of valid trajectories that ended in success
+    consistent_share | share | of groups, all of whose valid trajectories did
+    env_error_share | share | of trajectories whose environment failed
+    steps_mean | steps | of a trajectory
+    calls_mean | calls | of tools, of a trajectory
+    tokens_per_success | tokens | sampled, mean over successes
+    calls_per_success | calls | of tools, mean over successes
+    recovery_share | share | of trajectories with a failed call that ended in success
+    noise_share | share | of the variance of rewards in a group that is the environment's chance; null without replicas
+"""
 
 
 def _under(prefix: str, rows: str) -> str:
@@ -41,6 +71,7 @@ SAMPLER = figures(
     idle_s/buffer | s | nothing to sample, waiting for tickets, in all
     idle_s/curator | s | nothing to sample, waiting for problems, in all
     idle_s/rewards | s | nothing to sample, waiting for scores, in all
+    idle_s/environment | s | nothing to sample, waiting for environments, in all; where rollouts have several turns
     stall_s | s | taking up weights, in all
     apply_s | s | of that loading them
     prove_s | s | of that proving them, while requests go on
@@ -63,6 +94,7 @@ SAMPLER = figures(
     num_partials | partials | of unfinished groups handed over
     num_partials_not_kept | partials | of these refused
     waits_for | | sentences: what it waits for now
+    {_under("environment/", _ENVIRONMENT)}
     rewards/num_open | responses | given out and not scored yet
     {_under("rewards/in_process/", _DECISIONS)}
     rewards/pool | | worker processes; null where there are none

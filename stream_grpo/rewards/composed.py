@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stream_grpo.config import Rewards
-from stream_grpo.rewards.composition import Usage, absent, chosen, part_row
+from stream_grpo.rewards.composition import absent, chosen, part_row, usage_of
 from stream_grpo.rewards.gathering import Place
 from stream_grpo.rewards.hidden import HiddenGap, is_sampled
 from stream_grpo.rewards.result import VerifiableProblem
@@ -92,7 +92,7 @@ class ComposedScoring(Scoring):
         if found is None:
             super().submit(task_id, problem, response_text, end_reason, place)
             return
-        usage = Usage(num_tokens=num_tokens, num_tool_calls=response_text.count(found.composition.tool_marker))
+        usage = usage_of(problem, response_text, found.composition.tool_marker, num_tokens)
         whole = Whole(found, self._version(problem.verifier), usage)
         self._ask(_Response(task_id, problem, response_text, end_reason, place, whole), whole.first())
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from stream_grpo.config_rewards import COMPOSE_PREFIX, Asked, Component, Composition, Cost, CostKind, settings
+from stream_grpo.rewards.environment import COLUMN
 from stream_grpo.rewards.listed import label_of, listed
 from stream_grpo.rewards.messages import ProblemRow, row_of
 from stream_grpo.rewards.result import MAX_EVIDENCE_CHARACTERS, VerifiableProblem
@@ -20,6 +21,8 @@ from stream_grpo.types import Decision, RewardResult
 
 COST = "cost."
 """Before the name of a cost in the components of a result."""
+TOOL = "tool:"
+"""Before the name of a tool in the kind of a cost."""
 TIER, SCORE = "tier", "score"
 """Components of a result: tiers passed; scores and costs together, within their bounds."""
 
@@ -31,10 +34,23 @@ class Usage:
     num_tokens: int = 0
     """Sampled tokens."""
     num_tool_calls: int = 0
+    num_calls: Mapping[str, int] = field(default_factory=dict)
+    """Of tools, by their names."""
 
     def of(self, kind: CostKind) -> int:
         """The units of one kind."""
+        if kind.startswith(TOOL):
+            return self.num_calls.get(kind.removeprefix(TOOL), 0)
         return self.num_tokens if kind == "tokens" else self.num_tool_calls
+
+
+def usage_of(problem: VerifiableProblem, response_text: str, marker: str, num_tokens: int) -> Usage:
+    """What a response has used: of a trajectory the calls of its tools, else how often the marker stands in it."""
+    trajectory = problem.extra.get(COLUMN)
+    if trajectory is None:
+        return Usage(num_tokens=num_tokens, num_tool_calls=response_text.count(marker))
+    num_calls = dict(trajectory["num_calls"])
+    return Usage(num_tokens=num_tokens, num_tool_calls=sum(num_calls.values()), num_calls=num_calls)
 
 
 def scaled(reward: float, component: Component) -> float:

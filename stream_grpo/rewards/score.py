@@ -33,6 +33,10 @@ class Scorer:
             return _unscored(Decision.UNKNOWN, problem.verifier, version, "the engine aborted the response")
         if end_reason is EndReason.ERROR:
             return _unscored(Decision.ENV_ERROR, problem.verifier, version, "the engine failed at the response")
+        if end_reason is EndReason.MODEL_TIMEOUT:
+            return _unscored(Decision.UNKNOWN, problem.verifier, version, "not sampled by the deadline of its group")
+        if end_reason is EndReason.ENV_ERROR:
+            return _unscored(Decision.ENV_ERROR, problem.verifier, version, "its environment failed")
         if verifier is None:
             known = ", ".join(sorted(self._verifiers))
             evidence = f"verifier {problem.verifier!r} is not one of this run: {known}"

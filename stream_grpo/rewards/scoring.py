@@ -29,7 +29,7 @@ from stream_grpo.types import EndReason, RewardResult
 if TYPE_CHECKING:
     from stream_grpo.rewards.http import HttpRewards
 
-UNSCORED_ENDS = (EndReason.ABORT, EndReason.ERROR)
+UNSCORED_ENDS = (EndReason.ABORT, EndReason.ERROR, EndReason.MODEL_TIMEOUT, EndReason.ENV_ERROR)
 """No verifier is asked about a response that ended so."""
 # Where both the pool and judges are waited for, each is looked at so often.
 _TURN_S = 0.005

@@ -43,6 +43,7 @@ VERIFIERS: Mapping[str, Verifier] = MappingProxyType(
             Verifier(_exact.NAME, _exact.VERSION, exact, is_cheap=True),
             _lazy("choice", "1", is_cheap=True),
             _lazy("code", "1", function="check_code"),
+            _lazy("environment", "1", function="check_environment", is_cheap=True),
             _lazy("json_schema", "1"),
             _lazy("math", "1"),
             _lazy("reasoning_gym", "1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from stream_grpo.types import EndReason
+from stream_grpo.types import NEVER_VALID, EndReason
 
 NUM_FIRST = 64
 """Responses before anything is said."""
@@ -40,7 +40,7 @@ class Alarms:
 
     def ended(self, end_reason: EndReason) -> None:
         """Count a response of a group; one that engine or deadline ended says nothing of its length."""
-        if self._num_ended >= NUM_FIRST or end_reason in (EndReason.ABORT, EndReason.ERROR):
+        if self._num_ended >= NUM_FIRST or end_reason in NEVER_VALID:
             return
         self._num_ended += 1
         self._num_cut += end_reason is EndReason.LENGTH

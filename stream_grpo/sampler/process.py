@@ -11,6 +11,7 @@ from typing import Any
 from curator.client import Curator
 from curator.schema import Problem
 from stream_grpo.config import Config
+from stream_grpo.environments.outcome import scored
 from stream_grpo.errors import StallError
 from stream_grpo.failpoints import failpoint
 from stream_grpo.rewards.gathering import Place
@@ -34,8 +35,11 @@ from stream_grpo.sampler.rollout import (
     scored_as,
     task_id_of,
     unknown_problem,
+    with_episodes,
 )
 from stream_grpo.sampler.seconds import Seconds
+from stream_grpo.sampler.tallies import Tallies
+from stream_grpo.sampler.trajectories import TrajectoryEngine
 from stream_grpo.sampler.update import Updater
 from stream_grpo.transport.channels import SamplerChannel
 from stream_grpo.transport.codec import decode_group
@@ -79,7 +83,10 @@ class SamplerProcess:
         self._heldout, self._alarms = heldout, alarms
         self._clock, self._timer = clock, timer
         self._updater = Updater(config, engine, timer, clock)
-        self._progress = Progress(config.stream, engine, buffer, self._held, self._so_far, timer)
+        self._trajectories = engine if isinstance(engine, TrajectoryEngine) else None
+        self._progress = Progress(
+            config.stream, engine, buffer, self._held, self._so_far, timer, keeps_partials=self._trajectories is None
+        )
         self._next_look_at = 0.0
         self._mid_flight = MidFlight(config.weights.on_update, engine)
         # A group's way: ticket, asked of the curator, in progress (sampled, scored), finished, handed over.
@@ -97,6 +104,7 @@ class SamplerProcess:
         self._num_tokens, self._num_expired, self._num_refused, self._num_continued = 0, 0, 0, 0
         self._num_prompt_tokens, self._num_cached_tokens = 0, 0
         self._fates: Counter[str] = Counter()
+        self._tallies = Tallies()
 
     def run(self, stop: threading.Event) -> None:
         """Sample until `stop` is set, or until it has left after `leave`.
@@ -171,7 +179,13 @@ class SamplerProcess:
             "num_partials_not_kept": self._progress.num_not_kept,
             "num_slots": self._engine.num_slots,
             "tokens_paused": self._num_tokens / busy_s * updater.apply_s if busy_s else 0.0,
+            **self._environment_status(),
         }
+
+    def _environment_status(self) -> dict[str, Any]:
+        if self._trajectories is None:
+            return {}
+        return {"environment": {**self._trajectories.status(), **self._tallies.as_fields()}}
 
     def _waits_for(self) -> list[str]:
         now = self._timer()
@@ -288,6 +302,8 @@ class SamplerProcess:
         self._newly_bound[ticket.group_id] = problem.problem_id
         try:
             requests = make_requests(ticket, self._prompts.token_ids(problem), self._config)
+            if self._trajectories is not None:
+                requests = with_episodes(requests, ticket, problem)
         except PromptRefused as error:
             self._refuse(ticket, problem, str(error))
             return
@@ -304,6 +320,9 @@ class SamplerProcess:
         is_mixed = len({*prefix.versions(), self._updater.version}) > 1
         if has_begun and is_mixed and self._config.weights.on_update != "keep":
             self._start_group(ticket, problem)  # no group gets tokens of two versions
+            return
+        if self._trajectories is not None:
+            self._start_group(ticket, problem)  # a record does not hold what an environment said
             return
         group = continued_group(ticket, problem, prefix, self._config)
         self._num_continued += 1
@@ -328,6 +347,11 @@ class SamplerProcess:
         if self._engine.num_unfinished == 0:
             return
         self._seconds.first_busy_at = self._seconds.first_busy_at or self._clock()
+        if self._trajectories is not None and self._trajectories.only_waits:
+            with self._seconds.idle("environment"):
+                generations = self._engine.step()
+            self._collect(generations)
+            return
         started = self._timer()
         generations = self._engine.step()
         self._seconds.busy_s += self._timer() - started
@@ -339,7 +363,7 @@ class SamplerProcess:
         for generation in self._heldout.take(generations):
             group = self._groups[group_of(generation.request_id)]
             self._submit(group, group.take(generation))
-            self._num_tokens += len(generation.token_ids)
+            self._num_tokens += generation.num_sampled
             self._num_prompt_tokens += generation.num_prompt_tokens
             self._num_cached_tokens += generation.num_cached_tokens
             self._alarms.ended(generation.end_reason)
@@ -348,12 +372,12 @@ class SamplerProcess:
     def _submit(self, group: GroupInProgress, generation: Generation) -> None:
         """Give a whole response out to be scored."""
         self._seconds.given_out(group.ticket.group_id)
-        text = self._prompts.decode(generation.token_ids.tolist())
+        problem, text = scored(group.problem, generation, self._prompts.decode)
         task_id = task_id_of(group.ticket, generation.request_id, group.attempt)
         place = Place(scored_as(group.ticket, group.attempt), self._config.sampler.group_size)
-        num_tokens = len(generation.token_ids)
+        num_tokens = generation.num_sampled
         self._scoring.submit(
-            task_id, group.problem, text, generation.end_reason, place, num_tokens=num_tokens, may_be_trained=True
+            task_id, problem, text, generation.end_reason, place, num_tokens=num_tokens, may_be_trained=True
         )
 
     def _take_scores(self) -> None:
@@ -407,6 +431,8 @@ class SamplerProcess:
 
     def _finish(self, group: GroupInProgress) -> None:
         made = group.finish(sampler_id=self._sampler_id, config_hash=self._config_hash, finished_at_s=self._clock())
+        if self._trajectories is not None:
+            self._tallies.add(made)
         max_new_tokens = self._config.sampler.max_new_tokens
         self._finished.append(shaped_group(made, self._config.rewards.shaping, max_new_tokens=max_new_tokens))
 

@@ -32,16 +32,19 @@ class Progress:
         held: Callable[[], Iterable[str]],
         record: Record,
         timer: Callable[[], float] = time.perf_counter,
+        *,
+        keeps_partials: bool = True,
     ) -> None:
         """`held`: ids of all groups that are this sampler's, those that wait for the buffer included.
 
         `record`: makes what is handed over of a group and the generations of its unfinished requests.
+        `keeps_partials`: whether another could go on from a partial; else none is handed over.
         """
         self._engine, self._buffer, self._timer = engine, buffer, timer
         self._held, self._record = held, record
         self._heartbeat_s = min(_HEARTBEAT_S, _HEARTBEAT_SHARE * stream.ticket_timeout_s)
         # At age 0 a block that was interrupted is sampled anew by its seeds, so that it stays the same block.
-        self._interval_s = stream.partial_interval_s if stream.max_policy_age > 0 else 0.0
+        self._interval_s = stream.partial_interval_s if stream.max_policy_age > 0 and keeps_partials else 0.0
         self._next_heartbeat_at = 0.0
         # When the next partial of a group is due, the soonest first. Each group has its own time, so that one that ends
         # within the interval costs none.

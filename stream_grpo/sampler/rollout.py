@@ -12,10 +12,14 @@ import numpy as np
 
 from curator.schema import Problem
 from stream_grpo.config import Config
+from stream_grpo.config_environment import as_rules
+from stream_grpo.environments.loading import version_of
+from stream_grpo.environments.outcome import judged
 from stream_grpo.sampler.step_tokens import steps_in_tokens
 from stream_grpo.types import (
     Decision,
     EndReason,
+    Episode,
     Generation,
     GenerationRequest,
     RewardResult,
@@ -44,7 +48,7 @@ def config_hash(config: Config, tokenizer_fingerprint: str, rewards_version: str
     verifiers and reward settings: groups that differ in it alone can be scored again.
     """
     sampler = config.sampler
-    sampling = {
+    sampling: dict[str, Any] = {
         "temperature": sampler.temperature,
         "top_p": sampler.top_p,
         "top_k": sampler.top_k,
@@ -55,6 +59,9 @@ def config_hash(config: Config, tokenizer_fingerprint: str, rewards_version: str
         "max_length_tokens": config.model.max_length_tokens,
         "tokenizer": tokenizer_fingerprint,
     }
+    if (name := config.environment.name) is not None:
+        version = version_of(name, [str(config.rewards.function_dir)])
+        sampling["environment"] = as_rules(config.environment) | {"version": version}
     return f"{_short_hash(sampling)}-{_short_hash({'rewards': rewards_version})}"
 
 
@@ -73,6 +80,20 @@ def make_requests(ticket: Ticket, prompt_ids: Sequence[int], config: Config) -> 
         )
         for i in range(config.sampler.group_size)
     )
+
+
+def with_episodes(
+    requests: Sequence[GenerationRequest], ticket: Ticket, problem: Problem
+) -> tuple[GenerationRequest, ...]:
+    """The requests of a group as trajectories that share start and chance of their environment."""
+    episode = Episode(group=scored_as(ticket), seed=environment_seed(ticket.seed), problem=problem)
+    return tuple(replace(request, episode=episode) for request in requests)
+
+
+def environment_seed(group_seed: int) -> int:
+    """The seed of the environment of all rollouts of a group, in [0, 2^63)."""
+    digest = hashlib.sha256(f"{group_seed}/environment".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def group_of(request_id: str) -> str:
@@ -99,24 +120,32 @@ def request_of(task_id: str) -> str:
 
 
 def make_rollout(request: GenerationRequest, generation: Generation, reward: RewardResult) -> Rollout:
-    """One rollout over prompt and response: T = prompt tokens + response tokens, the response is the policy's.
+    """One rollout over prompt and response: T = prompt tokens + response tokens, the response is the policy's but for
+    what it observed.
 
     Steps of the reward end at tokens of the response.
     """
     num_prompt, length = len(request.prompt_ids), len(request.prompt_ids) + len(generation.token_ids)
-    mixed = generation.mixed_context_from
+    mixed, trajectory = generation.mixed_context_from, generation.trajectory
+    loss_mask, turn = np.arange(length) >= num_prompt, np.zeros(length, np.int16)
+    branch = np.array([-1] * num_prompt + [v.branch for v in generation.versions], np.int32)
+    step = np.array([-1] * num_prompt + [v.step for v in generation.versions], np.int32)
+    if trajectory is not None:
+        loss_mask[num_prompt:], turn[num_prompt:] = ~trajectory.observed, trajectory.turn
+        branch[~loss_mask] = step[~loss_mask] = -1
     return Rollout(
         token_ids=np.concatenate([np.asarray(request.prompt_ids, np.int32), generation.token_ids]),
         num_prompt_tokens=num_prompt,
-        loss_mask=np.arange(length) >= num_prompt,
+        loss_mask=loss_mask,
         behavior_logprobs=np.concatenate([np.zeros(num_prompt, np.float32), generation.logprobs]),
-        version_branch=np.array([-1] * num_prompt + [v.branch for v in generation.versions], np.int32),
-        version_step=np.array([-1] * num_prompt + [v.step for v in generation.versions], np.int32),
-        turn=np.zeros(length, np.int16),
+        version_branch=branch,
+        version_step=step,
+        turn=turn,
         end_reason=generation.end_reason,
         seed=request.seed,
         reward=reward,
         mixed_context_from=None if mixed is None else num_prompt + mixed,
+        environment_snapshot=None if trajectory is None else trajectory.snapshot,
     )
 
 
@@ -188,7 +217,7 @@ class GroupInProgress:
         """Sampled tokens, but for those that the engine holds of unfinished requests."""
         begun = [g for name, g in self._begun.items() if name not in self._rollouts and name not in self._waiting]
         generations = [*begun, *self._waiting.values()]
-        return sum(r.num_sampled_tokens for r in self._rollouts.values()) + sum(len(g.token_ids) for g in generations)
+        return sum(r.num_sampled_tokens for r in self._rollouts.values()) + sum(g.num_sampled for g in generations)
 
     def anew(self) -> GroupInProgress:
         """The same group with nothing sampled; rewards under way for what it had are not its own."""
@@ -223,7 +252,9 @@ class GroupInProgress:
         `decode`: of token ids to the text that was scored; what has steps needs it, to say at which tokens they end.
         """
         generation = self._waiting.pop(request_id)
-        if reward.steps and decode is not None:
+        if generation.trajectory is not None:
+            generation, reward = judged(generation, reward)
+        elif reward.steps and decode is not None:
             reward = replace(reward, steps=steps_in_tokens(reward.steps, generation.token_ids.tolist(), decode))
         self._rollouts[request_id] = make_rollout(self._requests[request_id], generation, reward)
 

@@ -46,7 +46,7 @@ class Seconds:
         started = self._timer()
         yield
         if cause:
-            self._idle_s[cause] += self._timer() - started
+            self._idle_s[cause] = self._idle_s.get(cause, 0.0) + self._timer() - started
 
     def given_out(self, group_id: str) -> None:
         """A response of the group is given out to be scored: its score is waited for from the last one on."""

@@ -36,7 +36,7 @@ def composed(**parts: str) -> dict[str, Any]:
     [
         ({"compose": composed(a="math", b="regx")}, r"c\.components\.b\.verifier = 'regx': .* did you mean 'regex'\?"),
         ({"compose": composed(a="http:jugde"), "http": {"judge": JUDGE}}, "did you mean 'http:judge'"),
-        ({"compose": composed(a="zzz")}, "no verifier is called so; known: choice, code, exact"),
+        ({"compose": composed(a="zzz")}, "no verifier is called so; known: choice, code, environment, exact"),
         ({"compose": composed(a="python:m.f")}, r"rewards\.functions does not list it"),
         ({"hidden": {"verifier": "maths"}}, r"rewards\.hidden\.verifier = 'maths': .* did you mean 'math'\?"),
         (

@@ -125,7 +125,7 @@ def test_a_response_that_the_engine_did_not_end_has_no_reward(end_reason: EndRea
 
 
 def test_an_unknown_verifier_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ConfigError, match=r"'exakt'; known: choice, .*crash, exact"):
+    with pytest.raises(ConfigError, match=r"'exakt'; known: choice, .*crash, environment, exact"):
         Scorer(["exakt", "crash"], WITH_CRASH)
 
 

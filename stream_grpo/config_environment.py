@@ -1,0 +1,82 @@
+"""The settings of an environment of several turns. Loads no torch. Part of the tree of `config`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Option = str | bool | int | float | tuple[str | int | float, ...]
+
+
+class Environment(BaseModel):
+    """Rollouts of several turns: the policy acts, an environment answers; see docs/environments.md."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    name: str | None = Field(None, pattern=r"^([a-z_]+|python:[A-Za-z_]\w*(\.[A-Za-z_]\w*)+|verifiers:[\w/@.-]+)$")
+    """`calculator`, `records`, `python:module.name`, or `verifiers:ID` of that package. None: rollouts are one turn."""
+    options: dict[str, Option] = Field(default_factory=dict)
+    """Further arguments of the environment, by their names."""
+    max_steps: int = Field(8, ge=1, le=1000)
+    """Actions of a trajectory; after the last one it ends as max_steps."""
+    max_turn_tokens: int | None = Field(None, ge=1)
+    """Sampled tokens of one action, at most. None: what is left of sampler.max_new_tokens, which counts all actions."""
+    max_observation_tokens: int = Field(64, ge=1)
+    """A longer observation loses its middle. As many fit into model.max_length_tokens as there are answers."""
+    max_observation_bytes: int = Field(1 << 16, ge=64)
+    """The same for the text, before it leaves its worker."""
+    observation_prefix: str = ""
+    """Stands before every observation, where model.prompt_format is `text`."""
+    observation_suffix: str = "\n"
+    """Stands after it."""
+    observation_role: Literal["tool", "user", "system"] = "tool"
+    """Whose message an observation is, where model.prompt_format is `chat`."""
+    max_waiting: int = Field(1024, ge=1)
+    """Trajectories of one sampler that may wait between two actions without keeping others from beginning."""
+    replicas: int = Field(1, ge=1, le=64)
+    """How often the actions of a trajectory are played, each time with another seed; its score is the mean. More than 1
+    shows how much of the rewards' variance is the environment's."""
+    num_workers: int = Field(1, ge=1)
+    """Worker processes of each sampler."""
+    step_timeout_s: float = Field(10.0, gt=0)
+    """Of one reset or step; a worker over it is killed, and the trajectory is played again in another."""
+    memory_limit_bytes: int = Field(4 << 30, ge=256 << 20)
+    """Address space of a worker, libraries included."""
+    max_retries: int = Field(1, ge=0)
+    """How often a call is made again after an error of the environment; then the rollout ends as env_error."""
+    max_errors_in_row: int = Field(32, ge=1)
+    """So many calls in a row that ended in an error end the run with the last of them."""
+
+    @property
+    def observation_room_tokens(self) -> int:
+        """What all observations of a trajectory may take, that of its start included; 0 where rollouts are one turn."""
+        return 0 if self.name is None else self.max_steps * self.max_observation_tokens
+
+    @model_validator(mode="after")
+    def _is_asked_for(self) -> Environment:
+        if self.name is None and (given := sorted(self._changed())):
+            raise ValueError(f"{given[0]}: without environment.name nothing reads it; name an environment")
+        return self
+
+    def _changed(self) -> set[str]:
+        """Fields that differ from their defaults."""
+        fields = type(self).model_fields
+        return {name for name, field in fields.items() if getattr(self, name) != _default(field)}
+
+
+def _default(field: Any) -> Any:
+    return field.get_default(call_default_factory=True)
+
+
+def as_rules(environment: Environment) -> dict[str, Any]:
+    """What decides the meaning of a trajectory, for hashes; how fast and where it is played is left out."""
+    machinery = {
+        "num_workers",
+        "step_timeout_s",
+        "memory_limit_bytes",
+        "max_retries",
+        "max_errors_in_row",
+        "max_waiting",
+    }
+    return environment.model_dump(mode="json", exclude=machinery)

@@ -1,0 +1,67 @@
+"""An environment by its name: built in, the user's own, or one of the `verifiers` package."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any
+
+from stream_grpo.environments import calculator, records
+from stream_grpo.environments.protocol import Factory
+from stream_grpo.errors import ConfigError
+from stream_grpo.rewards.user import PREFIX as USER
+from stream_grpo.rewards.user import source_version
+
+VERIFIERS = "verifiers:"
+"""Before the id of an environment of that package, as its `load_environment` takes it."""
+
+BUILT_IN: Mapping[str, tuple[Any, str]] = {
+    calculator.NAME: (calculator.Calculator, calculator.VERSION),
+    records.NAME: (records.Records, records.VERSION),
+}
+"""The class of each, and the version of its rules."""
+
+
+def load(name: str, options: Mapping[str, Any]) -> Factory:
+    """What makes the environment of a problem; imports whatever it needs, so that it belongs into a worker.
+
+    A user's `python:module.name` is called with the problem and the options, and gives an environment. Raises
+    ConfigError for a name that stands for none.
+    """
+    if name.startswith(USER):
+        module_name, _, attribute = name.removeprefix(USER).rpartition(".")
+        version_of(name)
+        made = getattr(importlib.import_module(module_name), attribute, None)
+        if not callable(made):
+            raise ConfigError(f"environment {name!r}: module {module_name!r} has no {attribute!r} that can be called")
+        return partial(made, **options)
+    if name.startswith(VERIFIERS):
+        from stream_grpo.environments.verifiers_adapter import load_adapter
+
+        return load_adapter(name.removeprefix(VERIFIERS), options)
+    _require_built_in(name)
+    return partial(BUILT_IN[name][0], **options)
+
+
+def version_of(name: str, paths: Sequence[str] = ()) -> str:
+    """The version of an environment's rules, without importing it: of a user's, the hash of its module.
+
+    `paths`: where a user's module is looked for after everything else. Raises ConfigError where it is not there.
+    """
+    if name.startswith(USER):
+        return source_version(name, paths)
+    if name.startswith(VERIFIERS):
+        if find_spec("verifiers") is None:
+            raise ConfigError(f"environment {name!r}: the package 'verifiers' is not installed")
+        return f"verifiers {metadata.version('verifiers')}"
+    _require_built_in(name)
+    return BUILT_IN[name][1]
+
+
+def _require_built_in(name: str) -> None:
+    if name not in BUILT_IN:
+        known = [*sorted(BUILT_IN), f"{USER}module.name", f"{VERIFIERS}id"]
+        raise ConfigError(f"no environment is called {name!r}; known: {', '.join(known)}")

@@ -1,0 +1,361 @@
+"""Environments in worker processes with hard deadlines, while the caller does something else.
+
+One thread of the pool hands calls out, takes replies in and kills what is over its deadline. A worker has one call at
+a time, and keeps the environments of the trajectories that it served: the next call of one goes to it, unless it is
+busy. Then another worker plays the trajectory's actions again. So does one after a worker was killed: neither a tool
+that hangs nor a worker that dies costs another trajectory anything but time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from stream_grpo.environments.instance import Call, Reply
+from stream_grpo.environments.seat import Seat
+from stream_grpo.errors import EnvironmentFailedError
+from stream_grpo.rewards.timings import Timings
+
+_MAX_FAILED_STARTS = 3
+# A trajectory whose worker has been busy for longer with another is played again elsewhere.
+_PATIENCE_S = 0.1
+START = "start"
+"""How the beginning of an environment is called among its tools."""
+ANSWER = "answer"
+"""And how a step that calls none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of a worker and of a call in it; a worker over a limit is killed from outside, whatever it is doing."""
+
+    step_s: float = 10.0
+    """Seconds for one step or reset; a replay has them for each action."""
+    load_s: float = 60.0
+    """Seconds for a worker to start with the environment loaded."""
+    memory_bytes: int = 4 << 30
+    """Address space of a worker, libraries included."""
+    max_retries: int = 1
+    """How often a call is made again, by replay in another worker or a new one, after an error."""
+    max_errors_in_row: int | None = 32
+    """So many calls in a row that ended in an error, retries included, end the run; None: no number does."""
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    call: Call
+    queued_at: float
+    num_tries: int = 0
+    waited_s: float = 0.0
+    """In the queue, before its newest try."""
+
+
+@dataclass(slots=True)
+class _Times:
+    queue: Timings = field(default_factory=Timings)
+    run: Timings = field(default_factory=Timings)
+
+
+class EnvironmentPool:
+    """Worker processes for one environment. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        num_workers: int = 1,
+        limits: Limits | None = None,
+        paths: Sequence[str] | None = None,
+    ) -> None:
+        """`name`, `options`: as `loading.load` takes them; `paths`: where the user's modules are looked for after
+        everything else, by default in the working directory."""
+        if num_workers < 1:
+            raise ValueError(f"num_workers is {num_workers}: a pool needs at least 1")
+        self._limits = limits or Limits()
+        self._worker = {
+            "name": name,
+            "options": dict(options or {}),
+            "paths": [os.getcwd()] if paths is None else list(paths),
+            "memory_bytes": self._limits.memory_bytes,
+        }
+        self._changed = threading.Condition()
+        self._failure: EnvironmentFailedError | None = None
+        self._is_closing = False
+        self._queue: deque[_Task] = deque()
+        self._under_way: dict[Seat, _Task] = {}
+        self._finished: list[tuple[str, Reply]] = []
+        self._forgotten: set[str] = set()
+        self._homes: dict[str, Seat] = {}
+        self._times: dict[str, _Times] = {}
+        self._num_calls = self._num_retries = self._num_errors = self._num_in_row = 0
+        self._num_kills = self._num_restarts = self._num_failed_starts = self._num_replayed = 0
+        self._bell, self._ear = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._ear, selectors.EVENT_READ)
+        self._seats: list[Seat] = []
+        self._num_workers = num_workers
+        self._thread = threading.Thread(target=self._run, name="environment-pool", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Call) -> None:
+        """Ask an environment; the reply comes from `poll` under the call's trajectory, which has one call at a time.
+
+        Raises EnvironmentFailedError where the pool has failed or is closed.
+        """
+        with self._changed:
+            self._check_open()
+            self._forgotten.discard(call.trajectory)
+            self._queue.append(_Task(call, time.monotonic()))
+        self._ring()
+
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[str, Reply]]:
+        """Replies not yet returned, in the order of their coming; waits up to `timeout_s` for one where any is due.
+
+        Raises EnvironmentFailedError where too many calls in a row failed or no worker starts, with the first error.
+        """
+        with self._changed:
+            if not self._finished and timeout_s and self.num_open:
+                self._changed.wait_for(lambda: self._finished or self._failure or self._is_closing, timeout=timeout_s)
+            self._check_open()
+            done, self._finished = self._finished, []
+            return done
+
+    def forget(self, trajectory: str) -> None:
+        """No more calls come for it, and no reply to one under way."""
+        with self._changed:
+            self._queue = deque(task for task in self._queue if task.call.trajectory != trajectory)
+            self._finished = [(name, reply) for name, reply in self._finished if name != trajectory]
+            if any(task.call.trajectory == trajectory for task in self._under_way.values()):
+                self._forgotten.add(trajectory)
+            if (home := self._homes.pop(trajectory, None)) is not None:
+                home.to_drop.append(trajectory)
+
+    @property
+    def num_open(self) -> int:
+        """Calls without a reply."""
+        return len(self._queue) + len(self._under_way)
+
+    def status(self) -> dict[str, Any]:
+        """Queue, errors, kills, replays, and by tool the seconds in the queue and of the call; plain values."""
+        with self._changed:
+            return {
+                "num_workers": self._num_workers,
+                "num_queued": len(self._queue),
+                "num_open": self.num_open,
+                "num_calls": self._num_calls,
+                "num_retries": self._num_retries,
+                "num_errors": self._num_errors,
+                "num_kills": self._num_kills,
+                "num_restarts": self._num_restarts,
+                "num_replayed": self._num_replayed,
+                "tools": {
+                    tool: {
+                        "num": times.run.status()["num"],
+                        "queue_p50_s": times.queue.percentile_s(50),
+                        "queue_p99_s": times.queue.percentile_s(99),
+                        "p50_s": times.run.percentile_s(50),
+                        "p99_s": times.run.percentile_s(99),
+                    }
+                    for tool, times in self._times.items()
+                },
+            }
+
+    def close(self) -> None:
+        """Kill all workers, whatever they do. May be called twice."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._ring()
+        self._thread.join()
+
+    def __enter__(self) -> EnvironmentPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._is_closing:
+            raise EnvironmentFailedError("the pool of environments is closed")
+
+    def _ring(self) -> None:
+        with suppress(OSError):  # full: the thread will wake anyway; closed: it has ended
+            self._bell.send(b"\0")
+
+    # -- the pool's thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            for _ in range(self._num_workers):
+                self._seats.append(seat := Seat(self._worker))
+                self._selector.register(seat, selectors.EVENT_READ, seat)
+            while not self._is_closing:
+                with self._changed:
+                    self._hand_out()
+                    look_at = self._next_look()
+                events = self._selector.select(None if look_at == math.inf else max(0.0, look_at - time.monotonic()))
+                with self._changed:
+                    for key, _ in events:
+                        self._hear(key.data)
+                    self._look_at_workers()
+                    if self._finished:
+                        self._changed.notify_all()
+        except EnvironmentFailedError as error:
+            self._failure = error
+        except Exception as error:  # nobody else would hear of it
+            self._failure = EnvironmentFailedError(f"the pool of environments failed: {type(error).__name__}: {error}")
+            self._failure.__cause__ = error
+        finally:
+            with self._changed:
+                self._selector.close()
+                for seat in self._seats:
+                    seat.close()
+                self._bell.close()
+                self._ear.close()
+                self._changed.notify_all()
+
+    def _hand_out(self) -> None:
+        now = time.monotonic()
+        for seat in [seat for seat in self._seats if seat.is_ready and seat not in self._under_way]:
+            task = next((task for task in self._queue if self._may_go(task, seat, now)), None)
+            if task is None:
+                continue
+            self._queue.remove(task)
+            home = self._homes.get(task.call.trajectory)
+            if home is not None and home is not seat:
+                home.to_drop.append(task.call.trajectory)
+            self._homes[task.call.trajectory] = seat
+            task.waited_s = now - task.queued_at
+            self._under_way[seat] = task
+            try:
+                seat.give(task.call.as_plain())
+            except OSError:
+                self._replace(seat, "its worker ended")
+
+    def _may_go(self, task: _Task, seat: Seat, now: float) -> bool:
+        home = self._homes.get(task.call.trajectory)
+        if home is None or home is seat:
+            return True
+        return home in self._under_way and now - home.given_at >= _PATIENCE_S
+
+    def _next_look(self) -> float:
+        times = [self._due_at(seat) for seat in self._seats]
+        now = time.monotonic()
+        waits_for = {home for task in self._queue if (home := self._homes.get(task.call.trajectory)) in self._under_way}
+        is_any_idle = any(seat.is_ready and seat not in self._under_way for seat in self._seats)
+        if waits_for and is_any_idle:
+            times.append(min(max(now, home.given_at + _PATIENCE_S) for home in waits_for if home is not None))
+        return min(times, default=math.inf)
+
+    def _due_at(self, seat: Seat) -> float:
+        """When something must have come from this worker."""
+        if not seat.is_ready:
+            return seat.started_at + self._limits.load_s
+        task = self._under_way.get(seat)
+        if task is None:
+            return math.inf
+        return seat.given_at + self._limits.step_s * (len(task.call.actions) + 1)
+
+    def _hear(self, seat: Seat | None) -> None:
+        if seat is None:
+            with suppress(BlockingIOError):
+                self._ear.recv(4096)
+            return
+        try:
+            messages = seat.messages()
+        except OSError:
+            if not seat.is_ready:
+                self._count_failed_start("ended before it was ready")
+            self._replace(seat, "its worker ended")
+            return
+        for message in messages:
+            if "ready" in message:
+                seat.is_ready, self._num_failed_starts = True, 0
+            elif (task := self._under_way.get(seat)) is not None:
+                del self._under_way[seat]
+                self._answered(task, Reply.from_plain(message), message["seconds"], seat)
+
+    def _answered(self, task: _Task, reply: Reply, seconds: float, seat: Seat) -> None:
+        if reply.error:
+            self._failed(task, reply.error)
+            return
+        tool = START if reply.step is None else (reply.step.tool or ANSWER)
+        times = self._times.setdefault(tool, _Times())
+        times.run.add(seconds)
+        times.queue.add(task.waited_s)
+        self._num_calls += 1
+        self._num_replayed += reply.num_replayed
+        self._num_in_row = 0
+        self._settle(task, reply)
+
+    def _failed(self, task: _Task, error: str) -> None:
+        """Try a call again after an error, or let it be one."""
+        trajectory = task.call.trajectory
+        if (home := self._homes.pop(trajectory, None)) is not None:
+            home.to_drop.append(trajectory)
+        if trajectory not in self._forgotten and task.num_tries < self._limits.max_retries:
+            task.num_tries += 1
+            task.queued_at = time.monotonic()
+            self._num_retries += 1
+            self._queue.appendleft(task)
+            return
+        self._num_errors += 1
+        self._num_in_row += 1
+        limit = self._limits.max_errors_in_row
+        if limit is not None and self._num_in_row >= limit:
+            raise EnvironmentFailedError(
+                f"{self._num_in_row} calls of the environment {self._worker['name']!r} in a row failed, which is the "
+                f"limit; the last: {error}"
+            )
+        self._settle(task, Reply(error=error))
+
+    def _settle(self, task: _Task, reply: Reply) -> None:
+        trajectory = task.call.trajectory
+        if trajectory in self._forgotten:
+            self._forgotten.discard(trajectory)
+        else:
+            self._finished.append((trajectory, reply))
+        if reply.error or (reply.step is not None and reply.step.end is not None):
+            self._homes.pop(trajectory, None)
+
+    def _look_at_workers(self) -> None:
+        now = time.monotonic()
+        for seat in [seat for seat in self._seats if now >= self._due_at(seat)]:
+            if not seat.is_ready:
+                self._count_failed_start(f"was not ready within {self._limits.load_s:g} s")
+                self._replace(seat, "its worker did not start")
+                continue
+            self._num_kills += 1
+            self._replace(seat, f"not answered within {self._limits.step_s:g} s, its worker was killed")
+
+    def _replace(self, seat: Seat, why: str) -> None:
+        """Put a fresh worker in the place of one that has ended or is to end."""
+        self._num_restarts += 1
+        self._selector.unregister(seat)
+        seat.restart()
+        self._selector.register(seat, selectors.EVENT_READ, seat)
+        self._homes = {trajectory: home for trajectory, home in self._homes.items() if home is not seat}
+        if (task := self._under_way.pop(seat, None)) is not None:
+            self._failed(task, why)
+
+    def _count_failed_start(self, what: str) -> None:
+        self._num_failed_starts += 1
+        if self._num_failed_starts >= _MAX_FAILED_STARTS:
+            raise EnvironmentFailedError(
+                f"no worker of the environment {self._worker['name']!r} starts: the last of {_MAX_FAILED_STARTS} "
+                f"{what}; its stderr says more"
+            )

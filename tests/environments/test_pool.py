@@ -1,0 +1,143 @@
+"""Environments in worker processes: deadlines from outside, replay, what a death costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stream_grpo.environments.instance import Call, Reply
+from stream_grpo.environments.pool import EnvironmentPool, Limits
+from stream_grpo.environments.protocol import Step, digest
+from stream_grpo.errors import EnvironmentFailedError
+from stream_grpo.rewards.messages import ProblemRow
+
+pytestmark = pytest.mark.slow
+
+COUNTER = "python:tests.environments.worlds.Counter"
+LONG_S = 60.0
+
+
+def call(trajectory: str, *actions: str, seen: tuple[str, ...] = ()) -> Call:
+    problem = ProblemRow(problem_id="p", answer="", verifier="environment")
+    return Call(trajectory=trajectory, problem=problem, seed=3, actions=actions, seen=seen)
+
+
+def replies(pool: EnvironmentPool, num: int) -> dict[str, Reply]:
+    found: dict[str, Reply] = {}
+    deadline = time.monotonic() + LONG_S
+    while len(found) < num and time.monotonic() < deadline:
+        found |= dict(pool.poll(1.0))
+    return found
+
+
+def ask(pool: EnvironmentPool, asked: Call) -> Reply:
+    pool.submit(asked)
+    return replies(pool, 1)[asked.trajectory]
+
+
+def step_of(reply: Reply) -> Step:
+    assert reply.step is not None, reply.error
+    return reply.step
+
+
+def workers() -> list[psutil.Process]:
+    found = psutil.Process().children(recursive=True)
+    return [p for p in found if p.status() != psutil.STATUS_ZOMBIE and "stream_grpo.environments.worker" in p.cmdline()]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[EnvironmentPool]:
+    with EnvironmentPool(COUNTER, num_workers=2, limits=Limits(step_s=1.0, max_errors_in_row=None)) as pool:
+        yield pool
+
+
+def test_a_trajectory_goes_on_where_it_began(pool: EnvironmentPool) -> None:
+    assert ask(pool, call("a")).start is not None
+    one = step_of(ask(pool, call("a", "pid")))
+    two = step_of(ask(pool, call("a", "pid", "pid", seen=(digest(one),))))
+    assert one.evidence == two.evidence
+
+
+def test_a_tool_that_hangs_is_killed_and_holds_nobody_up(pool: EnvironmentPool) -> None:
+    for name in ("slow", "quick"):
+        ask(pool, call(name))
+    before = pool.status()
+    pool.submit(call("slow", "sleep 60"))
+    pool.submit(call("quick", "go"))
+    first = replies(pool, 1)
+    assert step_of(first["quick"]).observation == "1 of seed 3"
+    # Tried a second time, which hangs too: two deadlines of one action, each twice the time of one step.
+    assert "not answered within 1 s" in replies(pool, 1)["slow"].error
+    after = pool.status()
+    assert (after["num_kills"] - before["num_kills"], after["num_retries"] - before["num_retries"]) == (2, 1)
+    assert after["num_errors"] - before["num_errors"] == 1
+
+
+def test_a_worker_that_is_killed_costs_a_replay_and_nothing_else(pool: EnvironmentPool, tmp_path: Path) -> None:
+    ask(pool, call("b"))
+    one = step_of(ask(pool, call("b", "go")))
+    reply = ask(pool, call("b", "go", f"die-once {tmp_path / 'flag'}", seen=(digest(one),)))
+    assert step_of(reply).observation == "2 of seed 3"
+    assert reply.num_replayed == 1
+
+
+def test_workers_killed_between_two_calls_are_replaced(pool: EnvironmentPool) -> None:
+    ask(pool, call("c"))
+    one = step_of(ask(pool, call("c", "go")))
+    for worker in workers():
+        worker.kill()
+    assert step_of(ask(pool, call("c", "go", "go", seen=(digest(one),)))).observation == "2 of seed 3"
+
+
+def test_a_megabyte_comes_back_cut(pool: EnvironmentPool) -> None:
+    ask(pool, call("d"))
+    observation = step_of(ask(pool, call("d", "big"))).observation
+    assert len(observation) < (1 << 16) + 100
+    assert "bytes left out" in observation
+
+
+def test_an_exception_is_tried_again_and_is_then_an_error(pool: EnvironmentPool) -> None:
+    ask(pool, call("e"))
+    assert ask(pool, call("e", "raise")).error == "ValueError: broken on purpose"
+    assert set(pool.status()["tools"]) >= {"start", "go"}
+
+
+def test_what_is_forgotten_gets_no_reply(pool: EnvironmentPool) -> None:
+    ask(pool, call("f"))
+    pool.submit(call("f", "sleep 0.3"))
+    time.sleep(0.1)
+    pool.forget("f")
+    assert ask(pool, call("g")).start is not None
+    deadline = time.monotonic() + LONG_S
+    while pool.num_open and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert pool.poll() == []
+
+
+def test_too_many_errors_in_a_row_end_it_with_one_of_them() -> None:
+    limits = Limits(max_retries=0, max_errors_in_row=3)
+    with EnvironmentPool("python:tests.environments.worlds.broken", limits=limits) as pool:
+        for name in "abc":
+            pool.submit(call(name))
+        with pytest.raises(EnvironmentFailedError, match=r"3 calls of the environment .* cannot be made"):
+            replies(pool, 3)
+
+
+def test_an_environment_that_cannot_be_loaded_ends_it() -> None:
+    with EnvironmentPool("python:tests.environments.worlds.missing") as pool:
+        pool.submit(call("a"))
+        with pytest.raises(EnvironmentFailedError, match=r"no worker .* starts"):
+            replies(pool, 1)
+
+
+def test_no_worker_outlives_its_pool() -> None:
+    others = set(workers())
+    with EnvironmentPool(COUNTER, num_workers=2) as pool:
+        ask(pool, call("a"))
+        mine = set(workers()) - others
+    assert mine
+    assert not mine & set(workers())

@@ -1,0 +1,121 @@
+"""Trajectories through the sampler's loop: groups handed over, deadlines, tickets that come again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from curator.schema import Problem
+from stream_grpo.config_file import parse
+from stream_grpo.environments.instance import Call
+from stream_grpo.evaluation import EvaluationRun, evaluate
+from stream_grpo.rewards.scoring import Scoring
+from stream_grpo.sampler.generation import generate
+from stream_grpo.types import Decision, EndReason, Rollout
+from tests.sampler.acting import Acting, Inside, around, decode
+from tests.sampler.loop import Outside, Running, publish, ticket
+
+SECTIONS: dict[str, Any] = {
+    "model": {"path": "m", "max_length_tokens": 400},
+    "environment": {"name": "calculator", "max_steps": 3},
+    "sampler": {"max_new_tokens": 60},
+}
+
+
+def twice(history: str) -> str:
+    return "end" if "1 of seed" in history else "go"
+
+
+@pytest.fixture
+def outside() -> Iterator[Outside]:
+    found = Outside()
+    yield found
+    found.close()
+
+
+def run(outside: Outside, tmp_path: Path, environments: Inside, until: Any, **sections: Any) -> Running:
+    publish(tmp_path / "weights", 0)
+    engine = around(Acting(twice), environments, max_steps=3)
+    running = Running(outside, tmp_path, engine, **{**SECTIONS, **sections})  # type: ignore[arg-type]
+    running.until(until)
+    return running
+
+
+def ends(rollouts: tuple[Rollout, ...]) -> list[EndReason]:
+    return [rollout.end_reason for rollout in rollouts]
+
+
+def test_a_group_of_trajectories_is_handed_over_with_its_rewards(outside: Outside, tmp_path: Path) -> None:
+    outside.blocks, outside.verifiers = [[ticket("g0")]], {"g0": "environment"}
+    running = run(outside, tmp_path, Inside(), lambda: outside.groups)
+    (group,) = outside.groups
+    assert ends(group.rollouts) == [EndReason.SUCCESS] * 2
+    for rollout in group.rollouts:
+        assert (rollout.reward.decision, rollout.reward.reward) == (Decision.PASS, 1.0)
+        assert rollout.reward.components == {
+            "environment.steps": 2.0,
+            "environment.errors": 0.0,
+            "environment.calls.go": 1.0,
+            "environment.milestone.counted": 2.0,
+        }
+        assert set(rollout.turn[rollout.loss_mask].tolist()) == {0, 1}
+        assert rollout.num_sampled_tokens == 7
+    # Both began in one state, by one chance.
+    assert len({rollout.environment_snapshot for rollout in group.rollouts}) == 1
+    assert running.process is not None
+    status = running.process.status()
+    assert status["environment"]["success_share"] == 1.0
+    assert (status["num_tokens"], status["num_partials"]) == (14, 0)
+
+
+def test_a_rollout_without_an_answer_by_its_deadline_is_left_out(outside: Outside, tmp_path: Path) -> None:
+    outside.blocks = [[ticket("g0", deadline_s=time.time() + 3.0)]]
+    outside.verifiers = {"g0": "environment"}
+    stuck = Inside(holds=lambda call: call.trajectory.startswith("g0/1") and bool(call.actions))
+    run(outside, tmp_path, stuck, lambda: outside.groups, stream={"sample_deadline_s": 30.0})
+    (group,) = outside.groups
+    assert ends(group.rollouts) == [EndReason.SUCCESS, EndReason.ENV_ERROR]
+    assert [rollout.valid for rollout in group.rollouts] == [True, False]
+    assert group.rollouts[1].reward.decision is Decision.ENV_ERROR
+
+
+def test_a_ticket_that_comes_again_begins_its_trajectories_anew(outside: Outside, tmp_path: Path) -> None:
+    class FirstStuck(Inside):
+        """Never answers the first two trajectories."""
+
+        def submit(self, call: Call) -> None:
+            if call.trajectory.endswith(("#1", "#2")) and call.actions:
+                self.calls.append(call)
+                return
+            super().submit(call)
+
+    outside.blocks = [[ticket("g0")], [ticket("g0", epoch=1)]]
+    outside.verifiers = {"g0": "environment"}
+    stuck = FirstStuck()
+    run(outside, tmp_path, stuck, lambda: outside.groups, sampler={"max_new_tokens": 60, "max_num_seqs": 16})
+    (group,) = outside.groups
+    assert group.owner_epoch == 1
+    assert ends(group.rollouts) == [EndReason.SUCCESS] * 2
+    assert {"g0/0#1", "g0/1#2"} <= set(stuck.forgotten)
+
+
+def test_an_evaluation_samples_trajectories_too() -> None:
+    problem = Problem(problem_id="p", prompt="?", answer="", verifier="environment", domain="d")
+    engine = around(Acting(twice), max_steps=3)
+    scoring = Scoring(parse({"model": {"path": "m"}}, "test").rewards)
+    run_of = EvaluationRun(
+        [problem],
+        lambda problem: (1, 2, 3),
+        decode,
+        scoring,
+        num_samples=3,
+        seed=0,
+        max_new_tokens=60,
+        has_environment=True,
+    )
+    (score,) = evaluate(run_of, lambda requests: generate(engine, requests))
+    assert (score.num_scored, score.num_passed, score.num_tokens) == (3, 3, 21)
