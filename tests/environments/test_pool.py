@@ -13,6 +13,7 @@ from stream_grpo.environments.instance import Call, Reply
 from stream_grpo.environments.pool import EnvironmentPool, Limits
 from stream_grpo.environments.protocol import Step, digest
 from stream_grpo.errors import EnvironmentFailedError
+from stream_grpo.registry.names import unknown
 from stream_grpo.rewards.messages import ProblemRow
 
 pytestmark = pytest.mark.slow
@@ -104,6 +105,7 @@ def test_an_exception_is_tried_again_and_is_then_an_error(pool: EnvironmentPool)
     ask(pool, call("e"))
     assert ask(pool, call("e", "raise")).error == "ValueError: broken on purpose"
     assert set(pool.status()["tools"]) >= {"start", "go"}
+    assert unknown({"event": "status", "part": "sampler-0", "environment": pool.status()}) == []
 
 
 def test_what_is_forgotten_gets_no_reply(pool: EnvironmentPool) -> None:

@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 
 from curator.schema import Problem
+from stream_grpo.config_environment import Environment
 from stream_grpo.config_file import parse
 from stream_grpo.environments.instance import Call
 from stream_grpo.evaluation import EvaluationRun, evaluate
+from stream_grpo.registry.names import unknown
 from stream_grpo.rewards.scoring import Scoring
 from stream_grpo.sampler.generation import generate
-from stream_grpo.types import Decision, EndReason, Rollout
-from tests.sampler.acting import Acting, Inside, around, decode
+from stream_grpo.sampler.trajectories import TrajectoryEngine
+from stream_grpo.types import Decision, EndReason, Generation, Rollout
+from tests.sampler.acting import Acting, Encoder, Inside, around, decode
 from tests.sampler.loop import Outside, Running, publish, ticket
+from tests.sampler.test_progress import OFTEN, Alone
 
 SECTIONS: dict[str, Any] = {
     "model": {"path": "m", "max_length_tokens": 400},
@@ -69,6 +73,7 @@ def test_a_group_of_trajectories_is_handed_over_with_its_rewards(outside: Outsid
     assert running.process is not None
     status = running.process.status()
     assert status["environment"]["success_share"] == 1.0
+    assert unknown({"event": "status", "part": "sampler-0", **status}) == []
     assert (status["num_tokens"], status["num_partials"]) == (14, 0)
 
 
@@ -119,3 +124,51 @@ def test_an_evaluation_samples_trajectories_too() -> None:
     )
     (score,) = evaluate(run_of, lambda requests: generate(engine, requests))
     assert (score.num_scored, score.num_passed, score.num_tokens) == (3, 3, 21)
+
+
+def three_turns(history: str) -> str:
+    return "end" if "2 of seed" in history else "go"
+
+
+class Killed(TrajectoryEngine):
+    """Its sampler dies in the middle of a third turn, without a word to anybody."""
+
+    def step(self) -> list[Generation]:
+        third = [u for u in self._underway.values() if u.num_steps == 2 and u.request.request_id in self._running]
+        if third and self._engine.num_sampled([u.request.request_id for u in third]) > 0:
+            raise KeyboardInterrupt("killed")
+        return super().step()
+
+
+class EveryRow(dict[str, str]):
+    """The same verifier, whatever the row."""
+
+    def get(self, key: str, default: object = None) -> str:  # type: ignore[override]
+        return "environment"
+
+
+def test_a_sampler_killed_in_a_third_turn_loses_its_trajectories_and_the_account_closes(tmp_path: Path) -> None:
+    outside = Outside(plays_buffer=False, verifiers=EveryRow())
+    buffer = Alone(outside, tmp_path)
+    publish(tmp_path / "weights", 0)
+    settings: dict[str, Any] = {**SECTIONS, "stream": {"groups_per_step": 1, "max_policy_age": 2, **OFTEN}}
+    named = Environment(name="calculator", max_steps=3)
+    try:
+        killed = Killed(Acting(three_turns, num_slots=16), Inside(), Encoder(), decode, named)
+        first = Running(outside, tmp_path, killed, **settings)  # type: ignore[arg-type]
+        first.wait(lambda: False)
+        assert isinstance(first.error, KeyboardInterrupt)
+        # No partial was handed over: none could be gone on from.
+        assert buffer.ledger()["tokens"]["generated"] == 0
+        second = Running(outside, tmp_path, around(Acting(three_turns, num_slots=16), max_steps=3), **settings)  # type: ignore[arg-type]
+        second.until(lambda: buffer.process.status()["ledger"]["groups"]["no_signal"] >= 3)
+        account = buffer.ledger()
+        assert account["closes"]
+        # "go", "go" and "end", each with its end: 3 + 3 + 4 tokens of each of two rollouts.
+        assert account["tokens"]["no_signal"] == account["groups"]["no_signal"] * 2 * 10
+        assert account["tokens"]["generated"] == account["tokens"]["no_signal"]
+        assert second.process is not None
+        assert second.process.status()["num_groups_continued"] == 0
+    finally:
+        buffer.close()
+        outside.close()

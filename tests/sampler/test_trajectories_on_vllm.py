@@ -1,0 +1,89 @@
+"""Trajectories on the real engine: every action has the logprobs of a fresh pass over all that came before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stream_grpo.config_environment import Environment
+from stream_grpo.environments.instance import Call, Reply
+from stream_grpo.environments.protocol import Start, Step
+from stream_grpo.sampler.trajectories import TrajectoryEngine
+from stream_grpo.types import EndReason, Episode
+from tests.sampler.acting import PROBLEM, Inside
+from tests.sampler.tiny import TEMPERATURE, Setup, request, tiny_models, version
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+    folder = tmp_path_factory.mktemp("model")
+    config, models = tiny_models(folder)
+    from stream_grpo.sampler.engine import InProcessEngine
+
+    engine = InProcessEngine(config)
+    yield Setup(config, engine, models, folder)
+    engine.close()
+
+
+class Telling(Inside):
+    """Tells the same whatever is done, once it may."""
+
+    may_answer = True
+
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[str, Reply]]:
+        return super().poll(timeout_s) if self.may_answer else []
+
+    def _answer(self, call: Call) -> Reply:
+        return Reply(step=Step(observation="told")) if call.actions else Reply(start=Start(snapshot=b"s"))
+
+
+class Fixed:
+    """The ids of every observation."""
+
+    def token_ids(self, text: str, after: Sequence[int] = ()) -> tuple[int, ...]:
+        return (7, 13, 21)
+
+
+def test_actions_have_the_logprobs_of_a_fresh_pass_over_their_whole_history(setup: Setup) -> None:
+    setup.apply(0, version(0))
+    environments, settings = Telling(), Environment(name="calculator", max_steps=3, max_turn_tokens=6)
+    made = TrajectoryEngine(setup.engine, environments, Fixed(), lambda ids: "act", settings)
+    episode = Episode(group="g", seed=1, problem=PROBLEM)
+    requests = [replace(request(f"g/{i}", seed=i, num_tokens=30), episode=episode) for i in range(8)]
+    for one in requests:
+        made.add(one)
+    made.step()
+    environments.may_answer = False
+    while not made.only_waits:
+        made.step()
+    setup.apply(1, version(1))  # between two actions, with nothing in the KV cache
+    environments.may_answer = True
+    done: dict[str, Any] = {}
+    while made.num_unfinished:
+        done |= {generation.request_id: generation for generation in made.step()}
+    num_compared = {0: 0, 1: 0}
+    for one in requests:
+        generation = done[one.request_id]
+        assert generation.end_reason is EndReason.MAX_STEPS
+        assert generation.mixed_context_from is None
+        trajectory = generation.trajectory
+        assert trajectory.turn[-1] == 2
+        ids = generation.token_ids.tolist()
+        assert [ids[at] for at in range(len(ids)) if trajectory.observed[at]] == [7, 13, 21] * 2
+        fresh = [
+            setup.logprobs(index, [*one.prompt_ids, *ids], TEMPERATURE)[len(one.prompt_ids) - 1 :] for index in (0, 1)
+        ]
+        for at in range(len(ids)):
+            if trajectory.observed[at]:
+                assert generation.logprobs[at] == 0.0
+                continue
+            index = generation.versions[at].step
+            assert index == (0 if trajectory.turn[at] == 0 else 1)
+            assert generation.logprobs[at] == pytest.approx(fresh[index][at], abs=1e-5)
+            num_compared[index] += 1
+    assert min(num_compared.values()) >= 8
