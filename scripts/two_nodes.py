@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -43,6 +44,12 @@ class Node:
     def __init__(self, number: int, folder: Path) -> None:
         self.address, self.cable = f"{NET}.{number}", f"sg-cable{number}"
         self._name, self._ray = f"sg-node{number}", folder / f"ray{number}"
+        self._environment = {
+            "VLLM_HOST_IP": self.address,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+        }
         self._ray.mkdir(parents=True)
         Path("/tmp/ray").mkdir(exist_ok=True)
         ip("netns", "add", self._name)
@@ -68,7 +75,7 @@ class Node:
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
-                env=os.environ | {"VLLM_HOST_IP": self.address, "RAY_USAGE_STATS_ENABLED": "0"},
+                env=os.environ | self._environment,
             )
         self._children.append(child)
         return child
@@ -100,6 +107,9 @@ class Node:
 @contextmanager
 def two_nodes(folder: Path) -> Iterator[tuple[Node, Node]]:
     """Two nodes on one switch."""
+    # Ray's own: without it nobody may join the cluster or run anything on it.
+    (folder / "token").touch(mode=0o600)
+    (folder / "token").write_text(secrets.token_hex(32))
     ip("link", "add", BRIDGE, "type", "bridge")
     nodes: list[Node] = []
     try:
