@@ -46,6 +46,7 @@ class Node:
         self._name, self._ray = f"sg-node{number}", folder / f"ray{number}"
         self._environment = {
             "VLLM_HOST_IP": self.address,
+            "GLOO_SOCKET_IFNAME": "lo",  # the name of this machine is no address of a namespace
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
@@ -141,7 +142,7 @@ def wait(whom: str, holds: Callable[[], bool], limit_s: float) -> float:
     while not holds():
         if time.monotonic() - begun > limit_s:
             raise Failed(f"{whom}: nothing within {limit_s:.0f} s")
-        time.sleep(0.2)
+        time.sleep(0.5)
     return time.monotonic() - begun
 
 
@@ -271,7 +272,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--json", action="store_true", help="print one JSON object")
     arguments.add_argument("--models", type=Path, help="folder of make-model")
-    arguments.add_argument("--steps", type=int, default=60)
+    arguments.add_argument("--steps", type=int, default=120)
     arguments.add_argument("--cut", type=float, default=20.0, help="seconds without the cable")
     arguments.add_argument("--keep", action="store_true", help="keep the folder of the run and of all logs")
     chosen = arguments.parse_args()

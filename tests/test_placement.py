@@ -75,6 +75,7 @@ def test_with_colocation_the_first_sampler_is_in_the_bundle_of_the_learner() -> 
             {"cluster": {"address": "a:1", "node_root": "/scratch"}, "evaluation": {"interval": 25}},
             "use interval = 0, or share run.root",
         ),
+        ({"cluster": {"address": "a:1", "node_root": "scratch"}}, "use an absolute path"),
         ({"cluster": {"colocate": True}}, "the two are shares of one GPU"),
         (
             {"cluster": {"colocate": True}, "sampler": {"num_gpus": 1}, "learner": {"num_gpus": 1}},
