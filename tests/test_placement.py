@@ -96,3 +96,5 @@ def test_the_section_ray_is_another_name_for_the_address() -> None:
     assert "[ray]" not in to_toml(config(ray={"address": "a:1"}))
     with pytest.raises(ConfigError, match="unknown key ray"):
         config(ray={"port": 1})
+    with pytest.raises(ConfigError, match=r"cluster = 3: expected a section"):
+        parse({"model": {"path": "m"}, "ray": {"address": "a:1"}, "cluster": 3}, "test")
