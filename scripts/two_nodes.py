@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -43,6 +44,13 @@ class Node:
     def __init__(self, number: int, folder: Path) -> None:
         self.address, self.cable = f"{NET}.{number}", f"sg-cable{number}"
         self._name, self._ray = f"sg-node{number}", folder / f"ray{number}"
+        self._environment = {
+            "VLLM_HOST_IP": self.address,
+            "GLOO_SOCKET_IFNAME": "lo",  # the name of this machine is no address of a namespace
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+        }
         self._ray.mkdir(parents=True)
         Path("/tmp/ray").mkdir(exist_ok=True)
         ip("netns", "add", self._name)
@@ -68,7 +76,7 @@ class Node:
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
-                env=os.environ | {"VLLM_HOST_IP": self.address, "RAY_USAGE_STATS_ENABLED": "0"},
+                env=os.environ | self._environment,
             )
         self._children.append(child)
         return child
@@ -100,6 +108,9 @@ class Node:
 @contextmanager
 def two_nodes(folder: Path) -> Iterator[tuple[Node, Node]]:
     """Two nodes on one switch."""
+    # Ray's own: without it nobody may join the cluster or run anything on it.
+    (folder / "token").touch(mode=0o600)
+    (folder / "token").write_text(secrets.token_hex(32))
     ip("link", "add", BRIDGE, "type", "bridge")
     nodes: list[Node] = []
     try:
@@ -131,7 +142,7 @@ def wait(whom: str, holds: Callable[[], bool], limit_s: float) -> float:
     while not holds():
         if time.monotonic() - begun > limit_s:
             raise Failed(f"{whom}: nothing within {limit_s:.0f} s")
-        time.sleep(0.2)
+        time.sleep(0.5)
     return time.monotonic() - begun
 
 
@@ -261,7 +272,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--json", action="store_true", help="print one JSON object")
     arguments.add_argument("--models", type=Path, help="folder of make-model")
-    arguments.add_argument("--steps", type=int, default=60)
+    arguments.add_argument("--steps", type=int, default=120)
     arguments.add_argument("--cut", type=float, default=20.0, help="seconds without the cable")
     arguments.add_argument("--keep", action="store_true", help="keep the folder of the run and of all logs")
     chosen = arguments.parse_args()

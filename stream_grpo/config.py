@@ -472,14 +472,11 @@ class Config(Section):
     @classmethod
     def _ray_is_the_cluster(cls, given: Any) -> Any:
         """`[ray] address` is another name of `[cluster] address`."""
-        if (
-            not isinstance(given, Mapping)
-            or not isinstance(ray := given.get("ray"), Mapping)
-            or ray.keys() - {"address"}
-        ):
-            return given
-        rest = {name: section for name, section in given.items() if name != "ray"}
-        return rest | {"cluster": {**ray, **rest.get("cluster", {})}} if ray else rest
+        ray, cluster = (given.get(name, {}) for name in ("ray", "cluster")) if isinstance(given, Mapping) else ({}, {})
+        if not isinstance(ray, Mapping) or not isinstance(cluster, Mapping) or ray.keys() - {"address"}:
+            return given  # refused below, by its name
+        rest = {name: section for name, section in given.items() if name != "ray"} if "ray" in given else given
+        return {**rest, "cluster": {**ray, **cluster}} if ray else rest
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Config:

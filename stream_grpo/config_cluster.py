@@ -51,6 +51,11 @@ def cluster_complaints(
             f"cluster.server_node = {cluster.server_node!r} with cluster.node_root: buffer and curator need the run's "
             f"folder, which other nodes do not see; leave server_node out"
         )
+    if cluster.node_root is not None and not cluster.node_root.is_absolute():
+        yield (
+            f"cluster.node_root = {str(cluster.node_root)!r}: another node has no working directory of this command; "
+            f"use an absolute path"
+        )
     if cluster.node_root is not None and evaluation_interval:
         yield (
             f"evaluation.interval = {evaluation_interval} with cluster.node_root: the first sampler writes its "

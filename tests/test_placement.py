@@ -75,6 +75,7 @@ def test_with_colocation_the_first_sampler_is_in_the_bundle_of_the_learner() -> 
             {"cluster": {"address": "a:1", "node_root": "/scratch"}, "evaluation": {"interval": 25}},
             "use interval = 0, or share run.root",
         ),
+        ({"cluster": {"address": "a:1", "node_root": "scratch"}}, "use an absolute path"),
         ({"cluster": {"colocate": True}}, "the two are shares of one GPU"),
         (
             {"cluster": {"colocate": True}, "sampler": {"num_gpus": 1}, "learner": {"num_gpus": 1}},
@@ -95,3 +96,5 @@ def test_the_section_ray_is_another_name_for_the_address() -> None:
     assert "[ray]" not in to_toml(config(ray={"address": "a:1"}))
     with pytest.raises(ConfigError, match="unknown key ray"):
         config(ray={"port": 1})
+    with pytest.raises(ConfigError, match=r"cluster = 3: expected a section"):
+        parse({"model": {"path": "m"}, "ray": {"address": "a:1"}, "cluster": 3}, "test")
