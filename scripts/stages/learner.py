@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from stages.flops import flops, matmul_rate
 from stream_grpo.config import Config
 from stream_grpo.learner.batching import Microbatch, TrainBatch, make_train_batch
 from stream_grpo.learner.engine import LearnerEngine
@@ -114,31 +115,15 @@ class Plain:
         return Counter((layer.in_features, layer.out_features) for layer in layers)
 
     def flops(self, microbatch: Microbatch) -> float:
-        """Of a forward and a backward, 3 times a forward, over the padded microbatch of B sequences of T tokens.
-
-        Per token 2 x inputs x outputs of every matrix, 4 x T x hidden in the attention of every layer, which computes
-        the whole square, and the head where the loss needs logits.
-        """
+        """Of a forward and a backward over the padded microbatch."""
         config: Any = self._model.config
         num_sequences, length = microbatch.token_ids_BT.shape
-        matrices = sum(2 * inputs * outputs * num for (inputs, outputs), num in self.products().items())
-        attention = 4 * length * config.hidden_size * config.num_hidden_layers
-        num_last = tensors_of(microbatch, _CPU).num_last
-        head = 2 * config.hidden_size * config.vocab_size
-        return 3.0 * num_sequences * (length * (matrices + attention) + num_last * head)
-
-
-def matmul_rate(products: Counter[tuple[int, int]], num_tokens: int, num_tries: int = 7) -> float:
-    """FLOP/s of the matrix products of a forward and a backward alone, [N, in] x [in, out] and its two gradients."""
-    flops = seconds = 0.0
-    for (inputs, outputs), num in products.items():
-        x, w, y = torch.randn(num_tokens, inputs), torch.randn(outputs, inputs), torch.randn(num_tokens, outputs)
-        for left, right in ((x, w.T), (y, w), (y.T, x)):
-            times = []
-            for _ in range(num_tries):
-                begun = time.perf_counter()
-                torch.mm(left, right)
-                times.append(time.perf_counter() - begun)
-            seconds += num * median(times)
-        flops += num * 6.0 * num_tokens * inputs * outputs
-    return flops / seconds
+        return flops(
+            self.products(),
+            hidden_size=config.hidden_size,
+            num_layers=config.num_hidden_layers,
+            vocab_size=config.vocab_size,
+            num_sequences=num_sequences,
+            num_tokens=length,
+            num_logits=tensors_of(microbatch, _CPU).num_last,
+        )

@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from benchmarks.page import QUICK, table, write_section
+from stages.flops import flops, matmul_rate
 from stages.whole_run import figures
 from staleness import runs
 from time_to_score.contestants import OURS, Point
@@ -115,6 +116,17 @@ def test_shares_of_a_step_come_from_the_lines_of_a_run() -> None:
     found = figures(lines, {"loop_wall_s": 3.0, "steps": 2}, begun_s=100.0)
     # The newest status of a sampler holds its sums: 0.04 s of loading and 0.1 s of proofs over 2 updates.
     assert found == pytest.approx({"step_s": 1.5, "publish_s": 0.02, "apply_s": 0.02, "prove_s": 0.05, "start_s": 12.0})
+
+
+def test_flops_of_a_step_by_hand() -> None:
+    # One layer: a token takes 2 x 2 x 3 + 2 x 3 x 2 = 24 in two matrices and 4 x 5 x 2 = 40 in attention over 5 tokens;
+    # 4 logits take 2 x 4 x 2 x 7 = 112. Forward and backward of 2 sequences: 3 x 2 x (5 x 64 + 112) = 2592.
+    found = flops(
+        {(2, 3): 1, (3, 2): 1},
+        hidden_size=2, num_layers=1, vocab_size=7, num_sequences=2, num_tokens=5, num_logits=4,
+    )  # fmt: skip
+    assert found == 2592
+    assert matmul_rate({(2, 3): 2}, 8, num_tries=1) > 0
 
 
 def test_runs_of_one_age_are_a_row_with_the_means_over_their_seeds(tmp_path: Path) -> None:
