@@ -81,8 +81,8 @@ class CuratorService:
         """The curation's state in figures, of several by run, as of the last second; may be called from any thread."""
         return self._status
 
-    def _stats_of_all(self) -> dict[str, Any]:
-        stats = {run: curation.stats() for run, curation in self._curations.items()}
+    def _stats_of_all(self, **further: Any) -> dict[str, Any]:
+        stats = {run: {**curation.stats(), **further} for run, curation in self._curations.items()}
         return stats[""] if stats.keys() == {""} else stats
 
     def run(self, stop: threading.Event) -> None:
@@ -116,7 +116,7 @@ class CuratorService:
     def _refresh_status(self) -> None:
         now = self._timer()
         if now >= self._next_status_at:
-            self._status = {**self._stats_of_all(), "wire_refused": self._server.refused}
+            self._status = self._stats_of_all(wire_refused=self._server.refused)
             self._next_status_at = now + _STATUS_EVERY_S
 
     def answer(self, message: Message) -> Answer:

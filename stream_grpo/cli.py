@@ -27,6 +27,8 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, for example --set run.seed=1. Repeatable."),
 ]
 
+MAX_SAMPLERS, MAX_PLANNED_STEPS = 100_000, 10_000
+"""Of a prediction: more would only keep its reader waiting."""
 COMMENT: Mapping[str, Any] = {
     "width": 100,
     "initial_indent": "# ",
@@ -220,7 +222,9 @@ def plan(
         list[str] | None,
         typer.Option(metavar="NAME=VALUES", help="Values of a setting to try, as max_policy_age=1,2. Repeatable."),
     ] = None,
-    samplers: Annotated[int | None, typer.Option(min=1, help="So many samplers, thousands too.")] = None,
+    samplers: Annotated[
+        int | None, typer.Option(min=1, max=MAX_SAMPLERS, help="So many samplers, thousands too.")
+    ] = None,
     like: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Take times and lengths from this run.", show_default=False)
     ] = None,
@@ -229,7 +233,9 @@ def plan(
         typer.Option(metavar="NAME=NUMBER", help="Give times and lengths instead; see docs/planner.md. Repeatable."),
     ] = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw throughput against age: SVG, PNG.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Learner steps that a prediction is taken over.")] = 60,
+    steps: Annotated[
+        int, typer.Option(min=1, max=MAX_PLANNED_STEPS, help="Learner steps that a prediction is taken over.")
+    ] = 60,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same figures.")] = 0,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -238,7 +244,7 @@ def plan(
     console = Console(stderr=as_json)
     with _errors(console):
         from stream_grpo.planner import commands
-        from stream_grpo.planner.picture import check_path
+        from stream_grpo.planner.picture import check_path, writing
 
         if picture is not None:
             check_path(picture)
@@ -257,7 +263,8 @@ def plan(
         else:
             commands.show(found, console)
         if picture is not None:
-            commands.draw(found, picture)
+            with writing(picture):
+                commands.draw(found, picture)
             console.say(f"picture: {picture}")
 
 

@@ -12,6 +12,8 @@ from stream_grpo.cli_errors import errors
 from stream_grpo.console import Console
 from stream_grpo.errors import ConfigError
 
+MAX_SEEDS = 100
+"""Of a variant: each is a whole training."""
 File = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; see configs/.", show_default=False)]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the runs; one that is there is gone on with.")]
 Picture = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: SVG, PNG, PDF.")]
@@ -71,11 +73,11 @@ def sweep(
 
 def ablate(
     file: File,
-    over: Annotated[str, typer.Option(metavar="NAMES", help="Of group_size, reward, kl, aggregation.")] = "",
+    over: Annotated[str, typer.Option(metavar="NAMES", help="Of group_size, reward, kl, aggregation, recipe.")] = "",
     vary: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUES", help="Other settings, each value by itself. Repeatable.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=3, help="Runs of each variant.")] = 3,
+    seeds: Annotated[int, typer.Option(min=3, max=MAX_SEEDS, help="Runs of each variant.")] = 3,
     tokens: Annotated[
         int | None, typer.Option(min=1, help="Sampled tokens that end each run; by default what the first run takes.")
     ] = None,
@@ -102,10 +104,13 @@ def ablate(
 
 def _give(found: Any, views: Any, console: Console, picture: Path | None, *, as_json: bool) -> None:
     """The result as one JSON object or as a table, and as a picture: `views` has `show` and `draw` for it."""
+    from stream_grpo.planner.picture import writing
+
     if as_json:
         print(json.dumps(found.as_fields()))
     else:
         views.show(found, console)
     if picture is not None:
-        views.draw(found, picture)
+        with writing(picture):
+            views.draw(found, picture)
         console.say(f"picture: {picture}")

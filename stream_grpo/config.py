@@ -439,8 +439,8 @@ class Tracking(Section):
 
     wandb: Literal["offline", "online", "disabled"] = "offline"
     """W&B mode; offline needs no account."""
-    wandb_project: str = "stream-grpo"
-    """W&B project."""
+    wandb_project: str = Field("stream-grpo", pattern=r"^[^/\\#?%:]{1,128}$")
+    """W&B project: at most 128 characters, none of / \\ # ? % and colon."""
     tensorboard: bool = False
     """Whether an event file for TensorBoard is written, into `tensorboard/` of the run."""
     prometheus_port: int | None = Field(None, ge=0, lt=1 << 16)
@@ -642,6 +642,7 @@ def _stream_complaints(config: Config) -> Iterable[str]:
             f"{2 * config.rewards.time_limit_s:g}, or a lower rewards.time_limit_s"
         )
     yield from _rank_complaints(config)
+    yield from _critic_complaints(config)
     num_sequences = stream.groups_per_step * config.sampler.group_size
     if learner.zero_stage == 3 and config.algo.kl_reference in ("refreshed", "ema"):
         yield (
@@ -663,6 +664,26 @@ def _stream_complaints(config: Config) -> Iterable[str]:
         yield (
             f"learner.num_minibatches = {learner.num_minibatches} does not divide stream.groups_per_step = "
             f"{stream.groups_per_step}"
+        )
+
+
+def _critic_complaints(config: Config) -> Iterable[str]:
+    if not config.algo.has_critic:
+        return
+    if config.learner.num_ranks > 1:
+        yield (
+            f"learner.num_ranks = {config.learner.num_ranks} with algo.advantage = gae: the critic is of one rank; use "
+            f"num_ranks = 1, or a recipe without a critic"
+        )
+    if config.learner.zero_stage == 3:
+        yield (
+            "learner.zero_stage = 3 with algo.advantage = gae: stage 3 cuts weights up among ranks, and the critic is "
+            "of one rank; use zero_stage = 2 or less"
+        )
+    if config.stream.too_old == "baseline_only":
+        yield (
+            "stream.too_old = baseline_only with algo.advantage = gae: a critic is the baseline, to which the rewards "
+            "of other rollouts add nothing; use another too_old, as drop"
         )
 
 

@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 from stream_grpo.config import Guard
 from stream_grpo.evaluation import ALL, ProblemScore, derived_seed, paired_rise, summarize
 
-PREFIX = "guard/"
+GUARDED = "guard/"
+"""How the ids of guards' problems begin, and no others."""
 
 
 class _Identified(Protocol):
@@ -26,7 +27,12 @@ T = TypeVar("T", bound=_Identified)
 
 def guarded_id(guard: str, problem_id: str) -> str:
     """The id under which a guard's problem is scored."""
-    return f"{PREFIX}{guard}/{problem_id}"
+    return f"{GUARDED}{guard}/{problem_id}"
+
+
+def is_guarded(problem_id: str) -> bool:
+    """Whether an id is that of a guard's problem."""
+    return problem_id.startswith(GUARDED)
 
 
 def split(scores: Iterable[T]) -> tuple[list[T], list[T]]:
@@ -34,7 +40,7 @@ def split(scores: Iterable[T]) -> tuple[list[T], list[T]]:
     heldout: list[T] = []
     guarded: list[T] = []
     for score in scores:
-        (guarded if score.problem_id.startswith(PREFIX) else heldout).append(score)
+        (guarded if is_guarded(score.problem_id) else heldout).append(score)
     return heldout, guarded
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,12 +107,17 @@ def make_model(
     if made := _already_made(out, settings):
         report(f"{out}: already made")
         return made
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out}: no folder can be made there: {error.strerror}") from error
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{out}: nothing may be written to {out.parent}; name another place")
     started_s = time.monotonic()
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = new_model(tie_word_embeddings, vocabulary)
         _train(model, random.Random(seed), steps, batch_size, learning_rate, error_rate, report, task)
-    out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
         folder = Path(temporary) / "made"
         model.save_pretrained(folder / "model")

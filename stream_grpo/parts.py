@@ -299,6 +299,7 @@ def learner_step(config: Config, engine: LearnerEngine, ranks: Ranks) -> TrainSt
         group_size=config.sampler.group_size,
         max_new_tokens=config.sampler.max_new_tokens,
         ranks=ranks,
+        critic=engine.critic,
     )
 
 

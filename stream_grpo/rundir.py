@@ -24,7 +24,7 @@ from stream_grpo.config import Config, Guard
 from stream_grpo.config_file import differences, load_run, missing_files, to_toml
 from stream_grpo.errors import ConfigError
 from stream_grpo.files import read_object, replace_with, write_json
-from stream_grpo.guards import guarded_id
+from stream_grpo.guards import GUARDED, guarded_id, is_guarded
 from stream_grpo.identity import MANIFEST_FILE
 from stream_grpo.identity import differences as identity_differences
 from stream_grpo.learner.branches import Branches
@@ -65,7 +65,10 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
     if not heldout.around:
         why = "evaluation.num_problems = 0" if config.evaluation.files else "evaluation.files names no file"
         say(f"no evaluation before and after training: {why}")
-    config.run.root.mkdir(parents=True, exist_ok=True)
+    try:
+        config.run.root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run.root = {config.run.root}: no folder can be made there: {error.strerror}") from error
     check_room(config)
     building = config.run_dir.with_name(f".{config.run.name}.preparing-{os.getpid()}")
     try:
@@ -313,6 +316,11 @@ def choose_heldout(config: Config, prompts: Prompts, say: Callable[[str], None])
     if not evaluation.files:
         return Heldout([], [], guarded)
     problems = _in_turns(read_files(config, evaluation.files, prompts, say), seed)
+    if taken := sorted(problem.problem_id for problem in problems if is_guarded(problem.problem_id)):
+        raise ConfigError(
+            f"evaluation.files: problem {taken[0]!r}: ids that begin with {GUARDED!r} are those of guards, and its "
+            f"score would be taken for one; give it another id"
+        )
     check_scores_alone({problem.verifier for problem in problems}, config.rewards)
     domains = {problem.domain for problem in problems}
     if unknown := set(evaluation.domains) - domains:

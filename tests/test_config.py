@@ -111,6 +111,8 @@ def test_a_value_of_another_kind_is_told_in_words_of_the_file() -> None:
         ("learner", "adam_betas", [-0.1, 0.9], "greater than or equal to 0"),
         ("sampler", "num_samplers", 4097, "less than or equal to 4096"),
         ("rewards", "functions", ["os.system"], "match pattern"),
+        ("tracking", "wandb_project", "team/project", "match pattern"),
+        ("tracking", "wandb_project", "", "match pattern"),
         ("run", "seed", 1 << 63, "less than 9223372036854775808"),
         ("pool", "mapping", {"gold": "a"}, "'prompt', 'answer', 'verifier'"),
     ],
@@ -144,6 +146,12 @@ def test_c52_an_unknown_section_is_refused() -> None:
             {"learner": {"num_ranks": 2, "num_gpus": 1}},
             "num_gpus = 1: several ranks run on CPUs.* use num_gpus = 0",
         ),
+        (
+            {"algo": {"preset": "ppo"}, "learner": {"num_ranks": 2}},
+            "num_ranks = 2 with algo.advantage = gae: the critic is of one rank",
+        ),
+        ({"algo": {"preset": "ppo"}, "learner": {"zero_stage": 3}}, "use zero_stage = 2 or less"),
+        ({"algo": {"preset": "ppo"}, "stream": {"too_old": "baseline_only"}}, "too_old = baseline_only with algo.adv"),
         (
             {
                 "model": {"path": "m", "max_length_tokens": 8192, "max_prompt_tokens": 7000},

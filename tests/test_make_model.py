@@ -27,6 +27,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_a_place_that_can_hold_no_folder_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="no folder can be made there"):
+        make_model.make_model(tmp_path / "file" / "out", report=lambda line: pytest.fail(line))
+
+
 def test_the_same_arguments_make_the_same_bytes(made: Path, tmp_path: Path) -> None:
     torch.manual_seed(12345)  # what the caller did with torch's generator has no influence
     make_model.make_model(tmp_path / "again", **TINY)

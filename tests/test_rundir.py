@@ -358,6 +358,22 @@ def test_problems_of_guards_are_held_out_and_kept_under_the_names_of_their_guard
         prepare(other, resume=True, say=said.append)
 
 
+def test_a_held_out_problem_that_looks_like_one_of_a_guard_is_refused(tmp_path: Path, model_dir: Path) -> None:
+    config = configuration(tmp_path, model_dir)
+    row = {"id": "guard/adds/1", "prompt": "1+2=", "answer": "3", "verifier": "exact"}
+    with (tmp_path / "heldout.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    with pytest.raises(ConfigError, match=r"problem 'guard/adds/1': ids that begin with 'guard/' are those of guards"):
+        prepare(config, resume=False, say=lambda line: None)
+
+
+def test_a_root_that_is_a_file_is_refused(tmp_path: Path, model_dir: Path) -> None:
+    (tmp_path / "file").touch()
+    config = configuration(tmp_path, model_dir, run={"root": str(tmp_path / "file")})
+    with pytest.raises(ConfigError, match=r"run\.root = .*file: no folder can be made there"):
+        prepare(config, resume=False, say=lambda line: None)
+
+
 def test_runs_of_several_seeds_hold_out_the_same_problems_where_they_are_told_to(
     tmp_path: Path, model_dir: Path
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+AdvantageKind = Literal["reward", "gae"]
+"""Where advantages come from."""
 Baseline = Literal[
     "group_mean", "leave_one_out", "group_median", "running_mean", "running_quantile", "batch_mean", "none"
 ]

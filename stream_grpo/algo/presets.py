@@ -84,6 +84,23 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "Unbiased for every number of valid rollouts, no spread; with a clip per token, which the paper has not. "
             "More variance between batches than grpo, since problems of middling difficulty weigh most.",
         ),
+        "ppo": Preset(
+            _row(
+                advantage="gae",
+                gae_gamma=1.0,
+                gae_lambda=1.0,
+                gae_whiten=True,
+                value_clip=0.2,
+                critic_rate=5.0,
+                baseline="none",
+                **_CLIPPED,
+                aggregation="tokens",
+            ),
+            "1707.06347, 1506.02438",
+            "A critic says what each prefix is worth: advantages differ within an answer, and groups without spread "
+            "teach too. It is a second model to train and to keep, and early on it knows nothing. Gamma and lambda of "
+            "1 are those of Open-Reasoner-Zero (2503.24290).",
+        ),
         "reinforce": Preset(
             _row(baseline="running_mean", baseline_decay=0.9, ratio_to="behavior", weight="plain"),
             "Williams 1992",

@@ -19,6 +19,7 @@ from stream_grpo.algo.choices import (
     GROUP_BASELINES,
     GROUP_SCALES,
     KL,
+    AdvantageKind,
     Aggregation,
     Baseline,
     Correction,
@@ -41,6 +42,19 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    advantage: AdvantageKind = "reward"
+    """`reward`: of a rollout, its reward less a baseline; `gae`: of each token, by a critic that is trained beside the
+    policy and takes the place of the baseline."""
+    gae_gamma: Annotated[float, Field(gt=0, le=1)] | None = None
+    """gae: what a token later counts of a reward."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
+    """gae: 1: what really came; 0: what the critic expects after the next token; in between a mean of both."""
+    gae_whiten: bool | None = None
+    """gae: whether the mean of all tokens of a batch is taken from the advantages, and their spread divides them."""
+    value_clip: Positive | None = None
+    """gae: how far a value may move in a learner step before it gets no gradient. None: any way."""
+    critic_rate: Positive | None = None
+    """gae: learning rate of the critic over that of the policy (after warmup, before any scale of it)."""
     baseline: Baseline = "leave_one_out"
     """What is taken from a reward: of its group, of the run so far, or of the batch."""
     baseline_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -181,6 +195,11 @@ class Recipe(BaseModel):
         return self.kl_reference in ("fixed", "refreshed", "ema")
 
     @property
+    def has_critic(self) -> bool:
+        """Whether a second model, which says what prefixes are worth, is trained beside the policy."""
+        return self.advantage == "gae"
+
+    @property
     def reads_steps(self) -> bool:
         """Whether step scores enter the advantage, so that a group may have signal where its rewards do not differ."""
         return self.step_rewards != "none"
@@ -200,6 +219,10 @@ _MASKS = tuple(name for name in Recipe.model_fields if name.startswith("mask_"))
 
 _READ_BY: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = MappingProxyType(
     {
+        **dict.fromkeys(
+            ("gae_gamma", "gae_lambda", "gae_whiten", "value_clip", "critic_rate"),
+            ("advantage = gae", lambda r: r["advantage"] == "gae"),
+        ),
         "baseline_decay": ("baseline = running_mean", lambda r: r["baseline"] == "running_mean"),
         "baseline_quantile": ("baseline = running_quantile", lambda r: r["baseline"] == "running_quantile"),
         "baseline_step": ("baseline = running_quantile", lambda r: r["baseline"] == "running_quantile"),
@@ -239,7 +262,7 @@ _RHO_MASKS = ("mask_ratio", "mask_sequence", "mask_sequence_k3", "mask_veto")
 """Masks on proximal / behavior."""
 _LEVELS = {("geometric", "reinforce"): "token", ("topr", "gamma"): "sequence_sum"}
 """The ratio that these weights take."""
-_MAY_BE_ABSENT = frozenset({"dual_clip", "kl_target"})
+_MAY_BE_ABSENT = frozenset({"dual_clip", "kl_target", "value_clip"})
 
 
 def readers(name: str, choices: Mapping[str, Any]) -> str | None:
@@ -278,9 +301,31 @@ def complaints(recipe: Recipe) -> Iterable[str]:
             f"step_rewards = position with scale = {recipe.scale}: the steps of a group are divided by their own "
             f"spread or not at all; use scale = group_std or none"
         )
+    yield from _critic_complaints(recipe)
     yield from _ratio_complaints(recipe)
     yield from _unread_complaints(recipe)
     yield from _kl_complaints(recipe)
+
+
+def _critic_complaints(recipe: Recipe) -> Iterable[str]:
+    if not recipe.has_critic:
+        return
+    for name in ("baseline", "scale"):
+        if (value := getattr(recipe, name)) != "none":
+            yield (
+                f"{name} = {value} with advantage = gae: the critic is the baseline, and rewards go to it as they are; "
+                f"use {name} = none{', and gae_whiten = true for advantages of one size' if name == 'scale' else ''}"
+            )
+    if recipe.step_rewards == "position":
+        yield (
+            "step_rewards = position with advantage = gae: what single tokens get comes from the critic; use another "
+            "step_rewards, which makes one reward of the steps, or advantage = reward"
+        )
+    if recipe.length_deviation:
+        yield (
+            f"length_deviation = {recipe.length_deviation} with advantage = gae: it is a part of the advantage of a "
+            f"group, and the critic's are of tokens; use length_deviation = 0"
+        )
 
 
 def _ratio_complaints(recipe: Recipe) -> Iterable[str]:

@@ -20,7 +20,9 @@ STOP_S = 2.0
 
 
 def dashboard(run_dirs: Sequence[Path], *, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve the page of these runs until Ctrl-C. Raises ConfigError for a folder without a run, or a port in use."""
+    """Serve the page of these runs until Ctrl-C. Raises ConfigError for a folder without a run, and a bad address."""
+    if not host.strip("[] "):
+        raise ConfigError(f"--host {host!r}: expected an address: {LOOPBACK} for this machine alone, 0.0.0.0 for all")
     for run_dir in run_dirs:
         if not (run_dir / "config.toml").is_file():
             raise ConfigError(f"{run_dir}: no run there (no config.toml)")

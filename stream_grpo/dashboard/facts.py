@@ -116,7 +116,11 @@ def heldout(files: Files, summary: Any, settings: Settings) -> dict[str, dict[st
     for when in ("before", "after"):
         whole = summary.get(f"heldout_{when}") if isinstance(summary, dict) else None
         score = whole.get(HEADLINE) if isinstance(whole, dict) else None
-        score = score or files.read(f"evaluation-{when}.json", rate_of, settings.headline_domains, settings.seed)
+        score = (
+            score
+            if isinstance(score, dict) and score
+            else files.read(f"evaluation-{when}.json", rate_of, settings.headline_domains, settings.seed)
+        )
         if score:
             found[when] = score
     return found

@@ -6,10 +6,13 @@ status lines, which say how things stand, some of each stretch are enough.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -27,6 +30,10 @@ SWEEPS_A_CHUNK = 8
 """So often one status line of each part is decoded of a chunk, evenly spread, and the newest of each."""
 
 
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+"""As large as any figure can be: one beyond is no number that a picture has a place for."""
+
+
 class _Line(msgspec.Struct, gc=False):
     time_s: float
     source: str = ""
@@ -35,17 +42,17 @@ class _Line(msgspec.Struct, gc=False):
 class TokensByFate(msgspec.Struct, gc=False):
     """Unique tokens since the run began, by fate."""
 
-    generated: int = 0
-    trained: int = 0
-    baseline_only: int = 0
-    masked: int = 0
-    stale: int = 0
-    no_signal: int = 0
-    invalid: int = 0
-    refused: int = 0
-    evaluation: int = 0
-    buffered: int = 0
-    in_flight: int = 0
+    generated: Count = 0
+    trained: Count = 0
+    baseline_only: Count = 0
+    masked: Count = 0
+    stale: Count = 0
+    no_signal: Count = 0
+    invalid: Count = 0
+    refused: Count = 0
+    evaluation: Count = 0
+    buffered: Count = 0
+    in_flight: Count = 0
 
 
 class AgeBucket(msgspec.Struct, gc=False, frozen=True):
@@ -70,7 +77,7 @@ class TokensByAge(msgspec.Struct, gc=False, rename={f"bucket_{number}": label fo
 class StepLine(_Line, gc=False):
     """A learner step. Figures that a recipe does not have are None."""
 
-    step: int = 0
+    step: Count = 0
     reward_mean: float | None = None
     response_tokens_mean: float | None = None
     age_max: float | None = None
@@ -78,7 +85,7 @@ class StepLine(_Line, gc=False):
     age_publish_lag_mean: float | None = None
     age_in_flight_mean: float | None = None
     age_in_queue_mean: float | None = None
-    num_groups: int = 0
+    num_groups: Count = 0
     num_tokens: float = 0.0
     step_s: float = 0.0
     waited_s: float = 0.0
@@ -96,21 +103,21 @@ class StepLine(_Line, gc=False):
 class BufferStatus(_Line, gc=False, kw_only=True):
     """How the buffer stands."""
 
-    in_flight: int
-    buffered: int
-    leased: int
-    outcomes: int
+    in_flight: Count
+    buffered: Count
+    leased: Count
+    outcomes: Count
 
 
 class CuratorStatus(_Line, gc=False, kw_only=True):
     """How the pool stands: `solved`, `useful` and `too_hard` are of the problems that were sampled."""
 
-    problems: int
-    seen: int
-    solved: int
-    useful: int
-    too_hard: int
-    picks: int
+    problems: Count
+    seen: Count
+    solved: Count
+    useful: Count
+    too_hard: Count
+    picks: Count
     domain_rates: dict[str, float | None] = {}
 
 
@@ -120,10 +127,10 @@ class SamplerStatus(_Line, gc=False, kw_only=True):
     part: str
     busy_s: float
     stall_s: float
-    num_tokens: int
-    num_groups_done: int
-    num_running: int
-    num_slots: int
+    num_tokens: Count
+    num_groups_done: Count
+    num_running: Count
+    num_slots: Count
     idle_s: dict[str, float]
     """With nothing to sample, by what was waited for."""
     version: tuple[int, int] | None = None
@@ -139,18 +146,27 @@ class LearnerStatus(_Line, gc=False, kw_only=True):
     checkpoint_s: float
 
 
+class Score(msgspec.Struct, gc=False, frozen=True):
+    """Of the held-out problems of a domain."""
+
+    pass_at_1: float | None = None
+    low: float | None = None
+    high: float | None = None
+    num_problems: float | None = None
+
+
 class EvaluationLine(_Line, gc=False):
     """Held-out problems, scored with the weights of a step; by domain, and the domains that were asked for."""
 
-    step: int = 0
+    step: Count = 0
     version: tuple[int, int] = (0, 0)
-    heldout: dict[str, dict[str, Any]] = {}
+    heldout: dict[str, Score] = {}
 
 
 class AlarmLine(_Line, gc=False):
     """Something that a person should look at, and its likely cause."""
 
-    step: int | None = None
+    step: Count | None = None
     name: str = ""
     sentence: str = ""
     cause: str = ""
@@ -200,10 +216,16 @@ class Follower:
         """Bytes that were read, and that there are."""
         self.num_unreadable = 0
         """Lines that are none: a crash cut them, or somebody else wrote them."""
+        self.problem: str | None = None
+        """Why nothing can be read, where that is so."""
 
     def look(self) -> bool:
         """See how much there is; whether it is less than was read, so that the file is another one."""
-        self.size = self._path.stat().st_size if self._path.exists() else 0
+        self.problem, self.size = None, 0
+        with self._noted():
+            if self._path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            self.size = self._path.stat().st_size if self._path.exists() else 0
         if self._is_whole:
             left = self.size - self.offset
             self._chunk_bytes = min(max(left // CHUNKS, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
@@ -214,16 +236,11 @@ class Follower:
         return self.size < self.offset
 
     def records(self) -> list[Record] | None:
-        """The records of the next chunk; None where no whole line is left."""
-        if self.size <= self.offset:
-            self._is_whole = True
-            return None
-        with self._path.open("rb") as file:
-            file.seek(self.offset)
-            data = file.read(self._chunk_bytes)
-            # A line may be longer than a chunk.
-            while b"\n" not in data and (more := file.read(self._chunk_bytes)):
-                data += more
+        """The records of the next chunk; None where no whole line is left, or where none can be read (`problem`)."""
+        data = b""
+        if self.offset < self.size:
+            with self._noted():
+                data = self._chunk()
         end = data.rfind(b"\n") + 1
         if not end:
             self._is_whole = True
@@ -231,8 +248,26 @@ class Follower:
         found = list(self._decoded(data, end))
         self.offset += end
         if self._skip_bytes:
-            self._pass_over()
+            with self._noted():
+                self._pass_over()
         return found
+
+    def _chunk(self) -> bytes:
+        with self._path.open("rb") as file:
+            file.seek(self.offset)
+            data = file.read(self._chunk_bytes)
+            # A line may be longer than a chunk.
+            while b"\n" not in data and (more := file.read(self._chunk_bytes)):
+                data += more
+        return data
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Keep what the system says in `problem`: a page shows other runs too, which can be read."""
+        try:
+            yield
+        except OSError as error:
+            self.problem = f"{self._path.name} cannot be read: {error.strerror or error}"
 
     def _pass_over(self) -> None:
         """Go on at the line that begins next after what is skipped; the newest chunk is read in any case."""

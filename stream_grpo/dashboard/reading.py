@@ -22,6 +22,7 @@ from stream_grpo.dashboard.lines import (
     LearnerStatus,
     Record,
     SamplerStatus,
+    Score,
     StepLine,
     TokensByFate,
     WarningLine,
@@ -51,7 +52,6 @@ MAX_LATE = 16
 """Evaluations that the scores of an earlier one may come after."""
 MAX_NOTES = 100
 """Alarms, and warnings, that are kept: the newest."""
-_NAN = float("nan")
 
 
 class RunReader:
@@ -183,5 +183,5 @@ class RunReader:
 
 
 def _evaluation_row(line: EvaluationLine) -> list[float | None]:
-    headline = line.heldout.get(HEADLINE, {})
-    return [line.time_s, *(headline.get(name, _NAN) for name in EVALUATION_FIGURES[1:])]
+    headline = line.heldout.get(HEADLINE, Score())
+    return [line.time_s, *(getattr(headline, name) for name in EVALUATION_FIGURES[1:])]

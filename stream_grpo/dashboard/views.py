@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +89,16 @@ class RunView:
             "tokens": msgspec.structs.asdict(reader.newest.tokens) if reader.newest else {},
             "flow": reader.flow.as_fields(),
             "alarms": _notes(reader.alarms),
-            "warnings": _notes(reader.warnings),
+            "warnings": [*self._problem(reader), *_notes(reader.warnings)],
             "num_alarms": reader.num_alarms,
-            "num_warnings": reader.num_warnings,
+            "num_warnings": reader.num_warnings + (reader.follower.problem is not None),
             "num_unreadable": reader.follower.num_unreadable,
         }
+
+    def _problem(self, reader: RunReader) -> Iterator[dict[str, Any]]:
+        """Why there is nothing to be seen of the run, as a warning of the page itself."""
+        if reader.follower.problem is not None:
+            yield {"time_s": self._clock(), "source": "live page", "message": reader.follower.problem}
 
 
 def format_cursor(start: str, tables: Mapping[str, Thinned]) -> str:

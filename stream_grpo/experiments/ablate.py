@@ -63,11 +63,19 @@ def _aggregation(config: Config) -> Iterable[Variant]:
             yield f"aggregation-{option}", {"algo.aggregation": option}
 
 
+def _recipe(config: Config) -> Iterable[Variant]:
+    """The one that everybody compares with, and the one with a critic."""
+    for preset in ("grpo", "ppo"):
+        if preset != config.algo.preset:
+            yield f"recipe-{preset}", {"algo.preset": preset}
+
+
 AXES: Mapping[str, Callable[[Config], Iterable[Variant]]] = {
     "group_size": _group_size,
     "reward": _reward,
     "kl": _kl,
     "aggregation": _aggregation,
+    "recipe": _recipe,
 }
 """What may be ablated, by name."""
 

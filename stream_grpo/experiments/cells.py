@@ -58,7 +58,7 @@ class Series:
         return [*self.overrides, *own, f"run.name={cell.name}", f"run.root={self.root.resolve()}"]
 
     def check(self, cells: Iterable[Cell]) -> None:
-        """Raise ConfigError where a cell cannot be run, before any is."""
+        """Make the folder of the cells. Raise ConfigError where that, or a cell, cannot be, before any is run."""
         cells = list(cells)
         check_names(cells)
         for cell in cells:
@@ -66,6 +66,12 @@ class Series:
                 self._is_done(cell, self.config(cell))
             except ConfigError as error:
                 raise ConfigError(f"cell {cell.name}: {error}") from error
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {self.root}: no folder can be made there: {error.strerror}") from error
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise ConfigError(f"--out {self.root}: nothing may be written there; name another folder")
 
     def _is_done(self, cell: Cell, config: Config) -> bool:
         run = config.run_dir

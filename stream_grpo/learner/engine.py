@@ -35,6 +35,7 @@ from stream_grpo.algo.recipe import Recipe
 from stream_grpo.config import Learner
 from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.batching import pack
+from stream_grpo.learner.critic import Critic, ValueNet
 from stream_grpo.learner.forward import (
     PLAIN,
     Distribution,
@@ -81,12 +82,15 @@ class LearnerEngine:
         self._layout = Layout(self._num_ranks, learner.zero_stage)
         self._module = _load_model(model_dir, dtype)
         self._reference = _reference(self._module, recipe)  # while every parameter is whole
+        value_net = ValueNet(self._module) if recipe.has_critic else None  # likewise
         self._engine = _deepspeed_engine(self._module, learner, dtype)
         self._reduces_itself = learner.zero_stage == 0 and dtype == "float32"
         if self._reduces_itself:
             self._engine.enable_backward_allreduce = False
         if self._reference is not None:
             self._reference.to(self.device)
+        self.critic = None if value_net is None else Critic(_deepspeed_engine(value_net, learner, dtype))
+        """What is trained beside the policy, where the recipe has one."""
         model_config: Any = self._module.config
         self.vocab_size = int(model_config.get_text_config().vocab_size)
         """Width of the logits: token ids are below it."""
@@ -232,7 +236,7 @@ class LearnerEngine:
                 yield name, buffer.detach().to("cpu", copy=True).contiguous()
 
     def save(self, directory: Path, state: Mapping[str, Any]) -> None:
-        """Write weights, optimizer, reference and `state` into a folder; see `checkpoint` for making it durable.
+        """Write weights, optimizer, reference, critic and `state` into a folder; `checkpoint` makes it durable.
 
         Every rank writes its own part.
         """
@@ -241,6 +245,8 @@ class LearnerEngine:
             write_layout(directory, self._layout)
             if self._reference is not None:
                 self._reference.save(directory)
+        if self.critic is not None:
+            self.critic.save(directory)
 
     def load(self, directory: Path) -> Mapping[str, Any]:
         """Restore what `save` wrote and return its state. The files are pickles: verify their hashes first.
@@ -255,6 +261,8 @@ class LearnerEngine:
             raise CheckpointError(f"{directory}: DeepSpeed found no state to load")
         if self._reference is not None:
             self._reference.load(directory)
+        if self.critic is not None:
+            self.critic.load(directory)
         state: Mapping[str, Any] = client_state["learner"]
         return state
 
@@ -271,6 +279,8 @@ class LearnerEngine:
 
     def close(self) -> None:
         """Let go of DeepSpeed's hooks and of the process group, if this engine made it."""
+        if self.critic is not None:
+            self.critic.close()
         self._engine.destroy()
         if self._owns_process_group:
             torch.distributed.destroy_process_group()

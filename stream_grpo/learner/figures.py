@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_grpo.learner.batching import TrainBatch
+from stream_grpo.learner.batching import Microbatch, TrainBatch
 from stream_grpo.types import Decision, EndReason, RolloutGroup
 
 REWARD_PERCENTILES = (10, 50, 90)
@@ -152,14 +152,23 @@ def by_domain(groups: Sequence[RolloutGroup], b: Rollouts) -> dict[str, dict[str
 
 
 def figures_of_batch(batch: TrainBatch) -> dict[str, float | None]:
-    """Figures over the advantages of the trained rollouts, one each."""
-    parts = [microbatch.advantages_B for minibatch in batch.minibatches for microbatch in minibatch.microbatches]
-    advantage_B = np.concatenate([np.zeros(0), *parts])
+    """Figures over the advantages of the trained rollouts, one each, and what their rows share."""
+    microbatches = [microbatch for minibatch in batch.minibatches for microbatch in minibatch.microbatches]
+    advantage_B = np.concatenate([np.zeros(0), *(microbatch.advantages_B for microbatch in microbatches)])
     return {
+        "prompt_tokens_shared": sum(map(prompt_tokens_shared, microbatches)),
         "advantage_std": float(advantage_B.std()) if advantage_B.size else None,
         **percentiles("advantage", advantage_B, ADVANTAGE_PERCENTILES),
         "effective_groups": effective_number(np.array(batch.group_weights)),
     }
+
+
+def prompt_tokens_shared(microbatch: Microbatch) -> int:
+    """Tokens of prompts that stand once for several sequences, less that once."""
+    if microbatch.row_B is None:
+        return 0
+    _, first_R = np.unique(microbatch.row_B, return_index=True)
+    return int(microbatch.num_prompt_B.sum() - microbatch.num_prompt_B[first_R].sum())
 
 
 def effective_number(weights_P: Floats) -> float:

@@ -108,17 +108,21 @@ def has_windows(model_config: Any) -> bool:
 
 def shared_logits(model: Callable[..., Any], shared: Shared, dtype: torch.dtype) -> Tensor:
     """[R, L - first, V] logits of rows that share prompts. The model's attention takes a mask of four dimensions."""
-    hidden = torch.zeros(shared.sees_RLL.shape, dtype=dtype, device=shared.sees_RLL.device)
-    hidden.masked_fill_(~shared.sees_RLL, torch.finfo(dtype).min)
-    output = model(
-        input_ids=shared.token_ids_RL,
-        attention_mask=hidden.unsqueeze(1),
-        position_ids=shared.position_ids_RL,
-        use_cache=False,
-        logits_to_keep=shared.token_ids_RL.shape[1] - shared.first,
-    )
+    num_last = shared.token_ids_RL.shape[1] - shared.first
+    output = model(**shared_inputs(shared, dtype), use_cache=False, logits_to_keep=num_last)
     result: Tensor = output.logits
     return result
+
+
+def shared_inputs(shared: Shared, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a model is given of such rows: ids, positions, and 0 or the least number for who sees whom."""
+    hidden = torch.zeros(shared.sees_RLL.shape, dtype=dtype, device=shared.sees_RLL.device)
+    hidden.masked_fill_(~shared.sees_RLL, torch.finfo(dtype).min)
+    return {
+        "input_ids": shared.token_ids_RL,
+        "attention_mask": hidden.unsqueeze(1),
+        "position_ids": shared.position_ids_RL,
+    }
 
 
 def logits(model: Callable[..., Any], token_ids_BT: Tensor, num_last: int) -> Tensor:

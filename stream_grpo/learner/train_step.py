@@ -22,6 +22,7 @@ from stream_grpo.algo.step_scale import learning_rate_scale
 from stream_grpo.config import Learner
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Microbatch, Minibatch, TrainBatch
+from stream_grpo.learner.critic_step import CriticStep, ValueModel
 from stream_grpo.learner.first_pass import FirstPass, Model, first_pass, tensors_of
 from stream_grpo.learner.kl_rewards import kl_terms, with_kl_in_rewards
 from stream_grpo.learner.ranks import ALONE, Ranks, summed_numbers, summed_statistics
@@ -53,9 +54,14 @@ class TrainStep:
         group_size: int,
         max_new_tokens: int,
         ranks: Ranks = ALONE,
+        critic: ValueModel | None = None,
     ) -> None:
+        """Raises ValueError where the recipe has a critic and none is given, or the other way round."""
+        if recipe.has_critic != (critic is not None):
+            raise ValueError(f"advantage = {recipe.advantage}: {'a' if recipe.has_critic else 'no'} critic is expected")
         self._model, self._recipe, self._learner, self._ranks = model, recipe, learner, ranks
         self._group_size, self._max_new_tokens = group_size, max_new_tokens
+        self._critic = None if critic is None else CriticStep(critic, recipe)
         self.advantages = AdvantageMaker(recipe)
         """What makes the advantages of a batch."""
         self.step = 0
@@ -112,6 +118,8 @@ class TrainStep:
         not finite.
         """
         started_s = time.perf_counter()
+        if self._critic is not None:
+            batch = self._critic.judged(batch)
         minibatches = [minibatch for minibatch in batch.minibatches if minibatch.num_tokens > 0]
         num_updates = self._learner.num_epochs * len(minibatches)
         facts = first_pass(
@@ -129,6 +137,9 @@ class TrainStep:
                 loss, entropy, statistics = self._gradient(minibatch, facts)
                 if not updates:
                     watch(statistics)
+                if self._critic is not None:
+                    # Before the policy moves: where the critic's loss is not finite, nothing does.
+                    self._critic.learn(minibatch, self._critic_rate)
                 updates.append(_Update(loss, self._model.update(learning_rate), entropy, statistics))
         self.step += 1
         self._model.end_step(self.step)
@@ -140,6 +151,8 @@ class TrainStep:
             "num_left_out": float(batch.num_left_out),
             "groups_flattened": float(self.advantages.num_flattened),
         }
+        if self._critic is not None:
+            metrics |= self._critic.metrics()
         if not updates:
             return metrics | {"seconds": time.perf_counter() - started_s}
         whole = sum((update.statistics for update in updates[1:]), updates[0].statistics)
@@ -152,11 +165,21 @@ class TrainStep:
 
     def _learning_rate(self, effective_share: float | None) -> float:
         """Linear over `warmup_steps` learner steps, then constant; by effective sample size where the recipe says."""
-        warmup = self._learner.warmup_steps
-        rate = self.rate_scale * self._learner.learning_rate * min(1.0, (self.step + 1) / warmup if warmup else 1.0)
+        rate = self.rate_scale * self._learner.learning_rate * self._warmth
         if effective_share is None:
             return rate
         return rate * learning_rate_scale(effective_share, base=given(self._recipe.ess_base))
+
+    @property
+    def _warmth(self) -> float:
+        """Share of the learning rate that the warmup gives by now."""
+        warmup = self._learner.warmup_steps
+        return min(1.0, (self.step + 1) / warmup if warmup else 1.0)
+
+    @property
+    def _critic_rate(self) -> float:
+        """Learning rate of the critic: warmed up, and not scaled by what concerns the policy alone."""
+        return given(self._recipe.critic_rate) * self._learner.learning_rate * self._warmth
 
     def _carry_over(self, statistics: Statistics, num_sequences: int, facts: FirstPass) -> dict[str, float]:
         """Steer the KL coefficient, and say what goes from step to step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,9 @@ class Given:
     """That a checkpoint does."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            if not math.isfinite(getattr(self, field.name)):
+                raise ValueError(f"{field.name} = {getattr(self, field.name):g}: expected a finite number")
         for name in ("mean_tokens", "engine_step_s", "learner_tokens_per_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} = {getattr(self, name):g}: expected above 0")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from stream_grpo.errors import ConfigError
@@ -13,11 +15,24 @@ _BLUE, _GREY, _RED = "#2a5d9f", "#b8c4d6", "#c8553d"
 
 
 def check_path(path: Path) -> None:
-    """Raises ConfigError for a file that no picture can be written to."""
+    """Raises ConfigError for a file that no picture can be written to, as far as that is known before it is."""
     if path.suffix not in ENDINGS:
         raise ConfigError(f"--picture {path}: expected a name that ends in {', '.join(ENDINGS)}")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"--picture {path}: {path.absolute().parent} is no folder")
+    if path.is_dir():
+        raise ConfigError(f"--picture {path}: it is a folder; name a file")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise ConfigError(f"--picture {path}: it may not be written; name another place")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """While the picture is drawn. Raises ConfigError where the file cannot be written after all."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--picture {path}: cannot be written: {error.strerror or error}") from error
 
 
 def labels(points: Sequence[Point], names: Sequence[str]) -> dict[tuple[float, float], str]:

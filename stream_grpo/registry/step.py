@@ -24,6 +24,7 @@ GROUPS = figures(
     num_groups | groups | of the batch
     num_baseline_only | rollouts | in the baseline of their group and not in the loss: too old
     num_left_out | rollouts | not valid: in neither baseline nor loss
+    prompt_tokens_shared | tokens | of prompts that were not computed again: what `learner.share_prompts` saved a pass
     num_sequences | rollouts | trained
     num_tokens | tokens | trained
     reward_mean | reward | mean over scored rollouts
@@ -87,13 +88,13 @@ UPDATE = figures(
     target_policy_age | steps | what the closed loop aims at, where it is on
     publish_interval | steps | between two publishes, as the closed loop has it
     num_updates | updates | of the optimizer: epochs x minibatches
-    advantage_std | | standard deviation of the advantages of trained rollouts
+    advantage_std | | standard deviation of the advantages of trained rollouts; with a critic of trained tokens
     advantage_p01 | | 1st percentile
     advantage_p10 | | 10th percentile
     advantage_p50 | | median
     advantage_p90 | | 90th percentile
     advantage_p99 | | 99th percentile
-    effective_groups | groups | (sum w)^2 / sum w^2, w = sum of abs(advantage) of a group: how many carry the batch
+    effective_groups | groups | (sum w)^2 / sum w^2, w = sum of abs(advantage) of a group; none with a critic
     groups_flattened | groups | whose rewards differ and whose advantages do not: clipped, cut, cancelled
     baseline | reward | the running baseline, where the recipe keeps one
     second_moment_bound | nats | m2po's bound, where the recipe has it
@@ -101,6 +102,21 @@ UPDATE = figures(
     kl_weight | | coefficient of the KL term
     entropy | nats | mean of the policy over trained tokens
     entropy_by_position/* | nats | mean over the tokens at these places of a response, the first is 1
+    """,
+)
+
+CRITIC = figures(
+    "step",
+    """
+    value_loss | | of the critic, mean over its updates, where the recipe has one
+    value_grad_norm | | of the critic, before clipping, mean over its updates
+    value_mean | reward | what the critic expects before a trained token, mean at the start of the step
+    return_mean | reward | what it is to learn there, mean
+    explained_variance | share | of the returns, by the critic at the start of the step: 1 knows all, 0 nothing
+    value_clip_share | share | of trained tokens whose value had no gradient: moved far enough, where it is clipped
+    critic_learning_rate | | of the critic's updates
+    critic_s | s | part of the step: the critic's passes and updates
+    critic_bytes | bytes | of the critic's weights, their gradients, and what its optimizer keeps
     """,
 )
 
@@ -165,4 +181,4 @@ ACCOUNT = figures(
     """,
 )
 
-STEP = (*PROGRESS, *GROUPS, *AGES, *UPDATE, *LOSS, *BUCKETS, *ACCOUNT)
+STEP = (*PROGRESS, *GROUPS, *AGES, *UPDATE, *CRITIC, *LOSS, *BUCKETS, *ACCOUNT)

@@ -14,7 +14,7 @@ from stream_grpo.algo.recipe import Recipe
 NAMES = (
     "grpo", "dr_grpo", "rloo", "reinforce", "dapo", "gspo", "gspo_token", "gmpo", "cispo", "scalerl", "decoupled",
     "a3po", "tis", "seq_tis", "mis", "icepop", "geo_mask", "m2po", "dppo_tv", "dppo_kl", "sapo", "topr", "vespo",
-    "vcpo", "max_rl", "lite_ppo",
+    "vcpo", "max_rl", "lite_ppo", "ppo",
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def test_no_two_presets_are_one_but_those_that_say_so() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_a_baseline_that_is_not_the_groups_admits_groups_without_spread(name: str) -> None:
-    assert PRESETS[name].recipe.needs_spread == (name != "reinforce")
+    assert PRESETS[name].recipe.needs_spread == (name not in ("reinforce", "ppo"))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,7 @@ def test_only_a_baseline_that_is_not_the_groups_admits_groups_without_spread(nam
         ("vespo", {"gamma_positive": (2.0, 3.0), "gamma_negative": (3.0, 2.0), "ratio_level": "sequence_sum"}),
         ("vcpo", {"weight": "reinforce", "correction_level": "sequence_sum", "correction_high": 8.0, "ess_base": 1.0}),
         ("max_rl", {"scale": "group_mean"}),
+        ("ppo", {"advantage": "gae", "gae_gamma": 1.0, "gae_lambda": 1.0, "clip_high": 0.2, "baseline": "none"}),
     ],
 )  # fmt: skip
 def test_a_preset_holds_the_settings_of_its_paper(name: str, choices: dict[str, Any]) -> None:

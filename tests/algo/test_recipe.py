@@ -26,11 +26,13 @@ VALUES: dict[str, Any] = {
     "std": "population", "correction_level": "token", "kl_place": "loss", "kl_reference": "fixed",
     "kl_refresh_interval": 5, "gamma_positive": (2.0, 3.0), "gamma_negative": (3.0, 2.0), "robust_low": -1.0,
     "robust_share": 0.2, "correction_high": 2.0, "dual_clip": 3.0, "length_without_signal": True,
-    "regularize_without_signal": False,
+    "regularize_without_signal": False, "gae_whiten": True,
 }  # fmt: skip
 """A value for every number that some choice reads; 0.5 for the rest."""
 
+GAE: dict[str, Any] = {"advantage": "gae", "baseline": "none"}
 READERS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("gae_gamma", "gae_lambda", "gae_whiten", "value_clip", "critic_rate"), GAE),
     "baseline_decay": {"baseline": "running_mean"},
     "baseline_quantile": {"baseline": "running_quantile"},
     "baseline_step": {"baseline": "running_quantile"},
@@ -97,6 +99,9 @@ def test_a_number_that_is_read_must_be_there(name: str) -> None:
     assert getattr(Recipe(**without, **rest, **{name: value_of(name)}), name) == value_of(name)
 
 
+WITH_CRITIC = {key: value for key, value in PRESETS["ppo"].recipe.model_dump().items() if value is not None}
+
+
 @pytest.mark.parametrize(
     ("choices", "complaint"),
     [
@@ -142,6 +147,19 @@ def test_a_number_that_is_read_must_be_there(name: str) -> None:
         (
             PLAIN | KL | {"kl": "k1", "kl_place": "advantage", "kl_reference": "behavior"},
             "kl_reference = behavior with kl_place = advantage: use kl = k2",
+        ),
+        (
+            WITH_CRITIC | {"baseline": "leave_one_out"},
+            "baseline = leave_one_out with advantage = gae: the critic is the",
+        ),
+        (WITH_CRITIC | {"scale": "batch_std", "std": "sample", "scale_floor": 0.1}, "gae_whiten = true for advantages"),
+        (
+            WITH_CRITIC | {"step_rewards": "position", "step_weight": 1.0, "outcome_weight": 0.0},
+            "step_rewards = position with advantage = gae",
+        ),
+        (
+            WITH_CRITIC | {"length_deviation": 0.1, "length_without_signal": True},
+            "length_deviation = 0.1 with advantage = gae",
         ),
     ],
 )
@@ -190,6 +208,11 @@ def test_what_follows_from_the_choices() -> None:
     m2po, vcpo, plain = Recipe(**PLAIN, mask_second_moment=0.04), PRESETS["vcpo"].recipe, Recipe(**PLAIN)
     assert (m2po.needs_first_pass, vcpo.needs_first_pass, plain.needs_first_pass) == (True, True, False)
     assert (m2po.has_mask, plain.has_mask, plain.has_regularizer) == (True, False, False)
+
+
+def test_with_a_critic_a_group_without_spread_is_kept() -> None:
+    assert (PRESETS["ppo"].recipe.has_critic, PRESETS["ppo"].recipe.needs_spread) == (True, False)
+    assert not PRESETS["grpo"].recipe.has_critic
 
 
 BANDS = ("mask_ratio", "mask_sequence", "mask_veto")

@@ -45,6 +45,13 @@ def test_two_runs_are_paired_by_problem_with_the_first(tmp_path: Path) -> None:
     assert found.sentence == "after training, at 1,000 to 1,040 sampled tokens"
 
 
+def test_a_picture_that_cannot_be_written_is_one_error_after_the_table(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, name, {"a": 1}, weight=name) for name in ("ppo", "cispo")]
+    result = call(*runs, "--picture", "/proc/picture.svg")
+    assert (result.exit_code, type(result.exception)) == (2, SystemExit)
+    assert "--picture /proc/picture.svg: " in " ".join(result.output.split())
+
+
 def test_seeds_of_one_configuration_are_one_row(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, f"grpo-s{seed}", {"a": 1, "b": 1 + seed}, seed=seed, w=1) for seed in range(2)]
     runs += [make_run(tmp_path, f"gspo-s{seed}", {"a": 3, "b": 3}, seed=seed, w=2) for seed in range(2)]

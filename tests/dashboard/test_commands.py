@@ -30,6 +30,13 @@ def test_one_run_twice_is_refused(tmp_path: Path) -> None:
         dashboard([run, run / ".." / "run"], host=LOOPBACK, port=0, say=quiet)
 
 
+@pytest.mark.parametrize("host", ["", " ", "[]"])
+def test_no_host_is_not_taken_for_all_of_them(tmp_path: Path, host: str) -> None:
+    run = WrittenRun(tmp_path / "run").path
+    with pytest.raises(ConfigError, match=r"expected an address: 127\.0\.0\.1 for this machine alone"):
+        dashboard([run], host=host, port=0, say=quiet)
+
+
 def test_a_port_in_use_is_named_with_what_would_be_right() -> None:
     with listen(LOOPBACK, 0) as taken, pytest.raises(ConfigError, match="use another --host or --port"):
         listen(LOOPBACK, taken.getsockname()[1])

@@ -1,6 +1,7 @@
 """A run's metrics as they come in."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,6 +133,47 @@ def test_domains_that_turn_up_later_get_a_row_and_so_many_and_no_more(run: Writt
     rates = [name for name in reader.pool.names if name.startswith("rate/")]
     assert len(rates) == MAX_DOMAINS
     np.testing.assert_equal(reader.pool.last("rate/d0"), [np.nan, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("event", "values"),
+    [
+        ("evaluation", {"step": 2, "heldout": {"headline": {"pass_at_1": "high"}}}),
+        ("evaluation", {"step": 2, "heldout": {"headline": [0.5]}}),
+        ("step", {"step": 2, "reward_mean": "0.5"}),
+        ("step", {"step": -2}),
+        ("step", {"step": 10**400}),
+        ("step", {"step": 2, "tokens": {"generated": 10**30}}),
+        ("status", {"part": "curator", "problems": "10"}),
+        ("status", {"part": "sampler-0", "idle_s": [1.0]}),
+    ],
+)
+def test_a_figure_of_a_wrong_type_costs_its_line_and_none_beside_it(
+    run: WrittenRun, event: str, values: dict[str, Any]
+) -> None:
+    run.steps(1, 1)
+    run.write(event, **values)
+    run.steps(2, 3)
+    evaluated(run, 3, 0.3)
+    reader = RunReader(run.path)
+    assert reader.follow()
+    assert reader.steps.x().tolist() == [1, 2, 3]
+    assert reader.evaluations.mean("pass_at_1").tolist() == [0.3]
+    assert reader.follower.num_unreadable == (event != "status")
+
+
+def test_metrics_that_cannot_be_read_are_said_to_be_so(run: WrittenRun) -> None:
+    (run.path / "metrics.jsonl").unlink()
+    (run.path / "metrics.jsonl").mkdir()
+    reader = RunReader(run.path)
+    assert reader.follow()
+    assert reader.follower.problem == "metrics.jsonl cannot be read: Is a directory"
+    (run.path / "metrics.jsonl").rmdir()
+    other = WrittenRun(run.path.with_name("other"))
+    other.steps(1, 2)
+    (other.path / "metrics.jsonl").rename(run.path / "metrics.jsonl")
+    assert reader.follow()
+    assert (reader.follower.problem, reader.step) == (None, 2)
 
 
 def test_events_named_inside_a_message_are_no_lines(run: WrittenRun) -> None:

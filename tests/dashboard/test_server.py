@@ -81,6 +81,16 @@ def test_two_runs_of_one_name_are_told_apart(run: WrittenRun, tmp_path: Path) ->
         assert [found["name"] for found in client.get("/api/runs").json()["runs"]] == ["runs:mine", "other:mine"]
 
 
+def test_a_run_that_cannot_be_read_leaves_the_others_on_the_page(run: WrittenRun, tmp_path: Path) -> None:
+    bad = WrittenRun(tmp_path / "bad")
+    (bad.path / "metrics.jsonl").unlink()
+    (bad.path / "metrics.jsonl").mkdir()
+    with page(bad.path, run.path) as client:
+        first, second = client.get("/api/runs").json()["runs"]
+    assert (first["step"], first["num_warnings"], second["step"]) == (0, 1, 5)
+    assert first["warnings"][0]["message"] == "metrics.jsonl cannot be read: Is a directory"
+
+
 def test_what_is_asked_wrongly_is_said_in_a_sentence(run: WrittenRun) -> None:
     with page(run.path) as client:
         assert client.get("/api/runs/theirs/groups").status_code == 404

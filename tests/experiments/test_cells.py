@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from stream_grpo.cli import app
 from stream_grpo.config import Config
 from stream_grpo.config_file import load, parse, to_toml
 from stream_grpo.errors import ConfigError
@@ -74,6 +76,18 @@ def test_a_folder_of_other_settings_is_refused_before_anything_starts(
         series.check([SWITCH, Cell("bad", {"stream.publish_interval": "9"})])
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_starts(file: Path, tmp_path: Path) -> None:
+    for out in (file / "out", file):
+        with pytest.raises(ConfigError, match=f"--out {out}: no folder can be made there"):
+            Series(file=file, overrides=(), root=out).check([SWITCH])
+
+
+def test_no_more_seeds_than_anybody_can_wait_for(file: Path) -> None:
+    result = CliRunner().invoke(app, ["ablate", str(file), "--over", "kl", "--seeds", "101"])
+    assert result.exit_code == 2
+    assert "equal to 100" in " ".join(result.output.split())
+
+
 def test_a_process_that_fails_gives_the_end_of_its_log(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_text("of an earlier start\n")
@@ -138,16 +152,25 @@ def test_variants_change_one_choice_each_and_keep_the_rollouts_of_a_step() -> No
     }
 
 
-@pytest.mark.parametrize("preset", ["grpo", "dapo", "dr_grpo", "gspo"])
+@pytest.mark.parametrize("preset", ["grpo", "dapo", "dr_grpo", "gspo", "ppo"])
 def test_every_variant_of_every_axis_is_a_configuration(preset: str, tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(f'[model]\npath = "m"\n[algo]\npreset = "{preset}"\n')
     base = load(path)
-    variants = variants_of(base, ["group_size", "reward", "kl", "aggregation"])
+    variants = variants_of(base, ["group_size", "reward", "kl", "aggregation", "recipe"])
     assert len({name for name, _ in variants}) == len(variants)
     for name, settings in variants[1:]:
         changed = load(path, [f"{key}={value}" for key, value in settings.items()])
         assert changed != base, name
+
+
+def test_a_recipe_is_compared_with_grpo_and_with_ppo() -> None:
+    assert dict(variants_of(config(), ["recipe"])) == {
+        BASE: {},
+        "recipe-grpo": {"algo.preset": "grpo"},
+        "recipe-ppo": {"algo.preset": "ppo"},
+    }
+    assert [name for name, _ in variants_of(config(algo={"preset": "ppo"}), ["recipe"])] == [BASE, "recipe-grpo"]
 
 
 def test_seeds_share_their_heldout_problems_and_end_at_the_same_tokens() -> None:
@@ -166,7 +189,9 @@ def test_seeds_share_their_heldout_problems_and_end_at_the_same_tokens() -> None
 
 
 def test_axes_that_are_none_are_refused_and_other_settings_go_by_hand() -> None:
-    with pytest.raises(ConfigError, match="--over size: no such axis; known: group_size, reward, kl, aggregation"):
+    with pytest.raises(
+        ConfigError, match="--over size: no such axis; known: group_size, reward, kl, aggregation, recipe"
+    ):
         variants_of(config(), ["size"])
     with pytest.raises(ConfigError, match="nothing varies"):
         variants_of(config(), [])

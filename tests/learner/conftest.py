@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from stream_grpo.types import Decision, EndReason, RewardResult, Rollout, RolloutGroup
 
@@ -61,6 +62,16 @@ def make_random_groups(num_groups: int, group_size: int, vocab_size: int, seed: 
             rollouts.append(make_rollout(prompt, response, float(i == 0), logprobs.tolist()))
         groups.append(make_group(f"g{g}", rollouts))
     return groups
+
+
+@pytest.fixture(scope="session")
+def process_group() -> Iterator[None]:
+    """One for all engines of a session: DeepSpeed keeps groups of the first, and bears no other after it."""
+    from stream_grpo.learner.engine import _join_process_group  # DeepSpeed takes seconds
+
+    _join_process_group(60.0)
+    yield
+    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture

@@ -119,6 +119,19 @@ def test_advantages_of_a_batch_by_hand() -> None:
     assert found["effective_groups"] == pytest.approx(1.6)
 
 
+def test_the_tokens_of_prompts_that_are_shared_are_counted_once_less() -> None:
+    def advantages(rewards_B: np.ndarray, *_: object) -> Scored:
+        return Scored(np.zeros(4), np.ones(4, bool))
+
+    groups = [make_group("a"), make_group("b")]
+    num_prompt = groups[0].rollouts[0].num_prompt_tokens
+    for attention_cost, times in ((None, 0), (0.0, 3)):  # four rollouts of one prompt: it stands once
+        batch = make_train_batch(
+            groups, advantages, vocab_size=100, microbatch_tokens=100, attention_cost=attention_cost
+        )
+        assert figures_of_batch(batch)["prompt_tokens_shared"] == times * num_prompt
+
+
 def test_what_came_in_between_two_looks() -> None:
     before = came_in({"trained": 4, "accepted": 1}, {"no_signal: all_right": 2})
     after = came_in(

@@ -48,7 +48,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(model_dir: Path) -> Iterator[LearnerEngine]:
+def engine(model_dir: Path, process_group: None) -> Iterator[LearnerEngine]:
     engine = LearnerEngine(model_dir, learner=LEARNER, recipe=ON_BEHAVIOR, **SETTINGS)
     yield engine
     engine.close()

@@ -81,7 +81,13 @@ def test_thousands_of_samplers_are_planned_for(config: str) -> None:
         (("--given", "mean_tokens=1"), "engine_step_s, learner_tokens_per_s missing"),
         ((*GIVEN, "--given", "signal_share=2"), "signal_share = 2: expected 0 to 1"),
         ((), "name a run that has measured them with --like RUN"),
+        ((*GIVEN, "--given", "tokens_cv=nan"), "tokens_cv = nan: expected a finite number"),
+        ((*GIVEN, "--given", "publish_s=inf"), "publish_s = inf: expected a finite number"),
         ((*GIVEN, "--picture", "frontier.doc"), "expected a name that ends in .svg"),
+        ((*GIVEN, "--picture", "/nowhere/at/all.svg"), "/nowhere/at is no folder"),
+        ((*GIVEN, "--steps", "5", "--picture", "/proc/frontier.svg"), "--picture /proc/frontier.svg: "),
+        ((*GIVEN, "--steps", "10001"), "equal to 10000"),
+        ((*GIVEN, "--samplers", "100001"), "equal to 100000"),
         ((*GIVEN, "--set", "stream.max_uses=2"), "stream.max_uses = 2: the model leaves this out"),
     ],
 )
@@ -91,6 +97,14 @@ def test_bad_input_is_one_error_that_says_what_would_be_right(
     result = plan(config, *arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
+
+
+def test_a_picture_in_place_of_a_folder_is_refused_before_anything_is_predicted(config: str, tmp_path: Path) -> None:
+    (tmp_path / "f.svg").mkdir()
+    result = plan(config, *GIVEN, "--picture", str(tmp_path / "f.svg"))
+    assert result.exit_code == 2
+    assert "it is a folder; name a file" in " ".join(result.output.split())
+    assert "tokens/s" not in result.output
 
 
 def test_a_grid_of_too_many_combinations_is_refused() -> None:

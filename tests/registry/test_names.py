@@ -14,8 +14,9 @@ from stream_grpo.metrics import MetricsLog
 from stream_grpo.registry.figure import figures
 from stream_grpo.registry.names import REGISTRY, as_markdown, find, kind_of, unknown
 from tests.learner.table_model import TableModel
+from tests.learner.test_critic_step import TableCritic, step_of
 from tests.learner.test_process import FakeBuffer, FakeEngine, configuration, learner, serving
-from tests.learner.test_train_step import batch_of, ragged_groups, step_of
+from tests.learner.test_train_step import batch_of, ragged_groups
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "data" / "metrics_run.jsonl"
@@ -41,7 +42,8 @@ def test_a_run_of_real_engines_wrote_nothing_that_the_registry_lacks() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_figure_of_every_recipe_is_in_the_registry(preset: str) -> None:
     recipe = PRESETS[preset].recipe
-    step = step_of(TableModel(12), recipe, learning_rate=0.01, num_epochs=2)
+    critic = TableCritic() if recipe.has_critic else None
+    step = step_of(TableModel(12), critic, recipe, learning_rate=0.01, num_epochs=2)
     found = step.run(batch_of(recipe, ragged_groups(0)))
     assert {"entropy_by_position", "by_age"} <= found.keys()
     assert unknown({"event": "step", **found}) == []

@@ -151,6 +151,8 @@ def test_a_line_that_a_killed_run_left_half_written_is_run_again(tmp_path: Path)
 
 def test_a_stage_needs_the_one_before(tmp_path: Path) -> None:
     results = Results(tmp_path / "r.jsonl", lambda cell: "now")
+    # All presets but the one with a critic.
+    assert len(PRESETS) == 27
     with pytest.raises(BenchError, match="--stage seeds: 26 of 26 cells of screen are missing"):
         cells_of("seeds", results)
     for cell in plan.screen(PRESETS):
