@@ -47,6 +47,7 @@ class Rules:
     sharpness: float = 4.0
     unseen_share: float = 0.05
     domain_share: float = 0.5
+    doubt: float = 0.5
 
 
 class Odds(NamedTuple):
@@ -136,7 +137,8 @@ class Chooser:
             index_C = among[index_C]
         belief = self.estimator.predict(index_C)
         signal_C = belief.group_value_P(self._mixed_K)
-        value_C = signal_C if rules.signal == "mixed" else belief.group_value_P(self._value_K)
+        # Averaged over all that is possible, problems that one is sure of come before others that are likely as good.
+        value_C = belief.narrowed(rules.doubt).group_value_P(self._value_K)
         in_flight_C = num_in_flight_P[index_C] > 0
         if rules.choice == "signal":
             parts = selection_parts(value_C, in_flight_C, rules.exploration, rules.sharpness)

@@ -99,6 +99,8 @@ class Curator(Section):
     """Share of picks drawn uniformly over the pool, whatever the rate says."""
     sharpness: float = Field(4.0, ge=0)
     """The other picks are drawn by expected signal to this power; 1 draws by the signal itself."""
+    doubt: float = Field(0.5, ge=0, le=1)
+    """What uncertainty costs a problem: the share of its deviation that the value is averaged over; 0: none of it."""
     unseen_rate: float = Field(0.5, ge=0, le=1)
     """Success rate assumed of a domain never sampled."""
     keep: float = Field(0.98, gt=0, le=1)

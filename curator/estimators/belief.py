@@ -46,6 +46,9 @@ class Belief(Protocol):
         """Expected value of the next group, of which one with k passes is worth `value_K[k]`: sum over k of
         v_k E[Bin(k; G, p)], with G = len(value_K) - 1."""
 
+    def narrowed(self, share: float) -> Belief:
+        """The same with a deviation of `share` of it, in [0, 1], about the same centre."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -64,6 +67,10 @@ class Point:
     def group_value_P(self, value_K: Floats) -> Floats:
         """See Belief."""
         return value_K @ binomial_KP(self.mean_P, len(value_K) - 1)
+
+    def narrowed(self, share: float) -> Point:
+        """See Belief. There is nothing to narrow."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,13 @@ class Beta:
                 expected += value * math.comb(group_size, k) * (rising_a[k] * (rising_b[group_size - k] / total))
         return expected
 
+    def narrowed(self, share: float) -> Beta | Point:
+        """See Belief. About the mean, whose variance is mean (1 - mean) / (a + b + 1)."""
+        if share == 0:
+            return Point(self.mean_P)
+        total_P = (self.a_P + self.b_P + 1.0) / share**2 - 1.0
+        return Beta(self.mean_P * total_P, (1.0 - self.mean_P) * total_P)
+
 
 @dataclass(frozen=True, slots=True)
 class LogitNormal:
@@ -131,6 +145,10 @@ class LogitNormal:
         logit_JP = self.logit_P + np.sqrt(self.variance_P) * _NODES_J[:, None]
         expected_P: Floats = _WEIGHTS_J @ _on_grid(logit_JP, value_of_logit)
         return expected_P
+
+    def narrowed(self, share: float) -> LogitNormal:
+        """See Belief. About the median."""
+        return LogitNormal(self.logit_P, share**2 * self.variance_P)
 
 
 def _on_grid(logit: Floats, value_of_logit: Floats) -> Floats:

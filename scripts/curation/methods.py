@@ -199,12 +199,12 @@ class Joint(Method):
     """Ours: the item-response model that moves with the policy, and shares by expected worth."""
 
     trials = (
-        {"sharpness": 16.0, "floor": 0.02},
+        {"doubt": 0.5},
+        {"doubt": 0.0},
+        {"doubt": 1.0},
         {"sharpness": 16.0},
-        {"sharpness": 32.0},
-        {"sharpness": 32.0, "signal": "mixed"},
-        {"sharpness": 32.0, "domain": 0.5},
-        {"sharpness": 32.0, "own_drift": 0.03},
+        {"signal": "mixed"},
+        {"own_drift": 0.03},
     )
 
     def prepare(
@@ -217,13 +217,14 @@ class Joint(Method):
         own_variance: float = 3.0,
         floor: float = 0.005,
         unseen: float = 0.0,
+        doubt: float = 0.5,
     ) -> None:
         """See Method."""
         prior = Prior(shared_drift=shared_drift, own_drift=own_drift, own_variance=own_variance)
         self._model = ItemResponse(self.features(), prior)
         self._value_K, self._mixed_K = VALUES[signal](self.group_size), mixed_K(self.group_size)
         self._shares = Shares(sharpness=sharpness, domain=domain, floor=floor, unseen=unseen)
-        self._num_groups_N = np.zeros(self.num, np.int64)
+        self._num_groups_N, self._doubt = np.zeros(self.num, np.int64), doubt
 
     def features(self) -> Features:
         """Domain and vector, as the pool's columns give them."""
@@ -235,7 +236,8 @@ class Joint(Method):
         index_C = candidates(self.num, MAX_CANDIDATES, self.rng)
         belief, num_groups_C = self._model.predict(index_C), self._num_groups_N[index_C]
         solved, hopeless = retired(belief, num_groups_C)
-        worth_C = np.where(solved | hopeless, 0.0, belief.group_value_P(self._value_K))
+        value_C = belief.narrowed(self._doubt).group_value_P(self._value_K)
+        worth_C = np.where(solved | hopeless, 0.0, value_C)
         domain_C, in_flight_C = self.learner.domain_N[index_C], self.num_in_flight[index_C] > 0
         parts = shared_parts(worth_C, in_flight_C, num_groups_C == 0, domain_C, self._shares)
         return np.resize(index_C[draw_parts(parts, num, self.rng)], num)

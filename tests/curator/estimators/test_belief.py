@@ -98,3 +98,18 @@ def test_expectations_under_logit_normal_equal_an_integral(mean: float, variance
     assert belief.group_value_P(mixed_K(8))[0] == pytest.approx(mixed, abs=5e-3)
     assert belief.probability_above_P(0.5)[0] == pytest.approx(density[z > 0].sum() / density.sum(), abs=2e-3)
     assert belief.quantile_P(0.5)[0] == pytest.approx(1 / (1 + math.exp(-mean)))
+
+
+def test_a_narrowed_belief_has_the_same_centre_and_a_share_of_the_deviation() -> None:
+    beta = Beta(np.array([3.0]), np.array([1.0]))
+    half = beta.narrowed(0.5)
+    assert isinstance(half, Beta)
+    # mean 3/4 either way; the variance 3/16 / 5 a quarter of that: a + b + 1 = 20.
+    assert (half.mean_P[0], half.a_P[0] + half.b_P[0]) == pytest.approx((0.75, 19.0))
+    logit = LogitNormal(np.array([0.4]), np.array([2.0])).narrowed(0.5)
+    assert (logit.logit_P[0], logit.variance_P[0]) == (0.4, 0.5)
+    # Without any deviation the value is that at the centre: p (1 - p).
+    p = 1 / (1 + math.exp(-0.4))
+    assert logit.narrowed(0.0).group_value_P(centered_K(8))[0] == pytest.approx(p * (1 - p), abs=1e-4)
+    assert beta.narrowed(0.0).group_value_P(centered_K(8))[0] == pytest.approx(3 / 16)
+    assert Point(np.array([0.3])).narrowed(0.5).mean_P.tolist() == [0.3]
