@@ -153,8 +153,7 @@ class Underway:
         Nothing that was only observed is left at its end, and nothing at all where nothing was sampled.
         """
         pieces = list(self._pieces)
-        # An action that was cut off before its first token leaves an empty piece.
-        while pieces and (pieces[-1].sampled is None or not pieces[-1].token_ids):
+        while pieces and pieces[-1].sampled is None:
             pieces.pop()
         token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
         logprobs = [
