@@ -1,9 +1,10 @@
 """Environments in worker processes with hard deadlines, while the caller does something else.
 
 One thread of the pool hands calls out, takes replies in and kills what is over its deadline. A worker has one call at
-a time, and keeps the environments of the trajectories that it served: the next call of one goes to it, unless it is
-busy. Then another worker plays the trajectory's actions again. So does one after a worker was killed: neither a tool
-that hangs nor a worker that dies costs another trajectory anything but time.
+a time, or a few short ones, and keeps the environments of the trajectories that it served: the next call of one goes to
+it, unless it is busy. Then another worker plays the trajectory's actions again. So does one after a worker was killed,
+and what stands behind a call that takes long is handed out anew: neither a tool that hangs nor a worker that dies costs
+another trajectory anything but time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from stream_grpo.environments.instance import Call, Reply
@@ -26,8 +28,10 @@ from stream_grpo.errors import EnvironmentFailedError
 from stream_grpo.rewards.timings import Timings
 
 _MAX_FAILED_STARTS = 3
-# A trajectory whose worker has been busy for longer with another is played again elsewhere.
+# A trajectory whose worker has been busy for longer with the call of another is played again elsewhere.
 _PATIENCE_S = 0.1
+# Work for about so long is handed out at once, so that a worker need not wait for the pool between two short calls.
+_BATCH_S, _MAX_BATCH = 0.02, 32
 START = "start"
 """How the beginning of an environment is called among its tools."""
 ANSWER = "answer"
@@ -92,11 +96,13 @@ class EnvironmentPool:
         self._failure: EnvironmentFailedError | None = None
         self._is_closing = False
         self._queue: deque[_Task] = deque()
-        self._under_way: dict[Seat, _Task] = {}
+        # In the order in which replies come; None: handed out anew since, its reply is not waited for.
+        self._under_way: dict[Seat, deque[_Task | None]] = {}
         self._finished: list[tuple[str, Reply]] = []
         self._forgotten: set[str] = set()
         self._homes: dict[str, Seat] = {}
         self._times: dict[str, _Times] = {}
+        self._all_times = Timings()
         self._num_calls = self._num_retries = self._num_errors = self._num_in_row = 0
         self._num_kills = self._num_restarts = self._num_failed_starts = self._num_replayed = 0
         self._bell, self._ear = socket.socketpair()
@@ -137,7 +143,7 @@ class EnvironmentPool:
         with self._changed:
             self._queue = deque(task for task in self._queue if task.call.trajectory != trajectory)
             self._finished = [(name, reply) for name, reply in self._finished if name != trajectory]
-            if any(task.call.trajectory == trajectory for task in self._under_way.values()):
+            if any(task.call.trajectory == trajectory for task in self._handed_out()):
                 self._forgotten.add(trajectory)
             if (home := self._homes.pop(trajectory, None)) is not None:
                 home.to_drop.append(trajectory)
@@ -145,7 +151,10 @@ class EnvironmentPool:
     @property
     def num_open(self) -> int:
         """Calls without a reply."""
-        return len(self._queue) + len(self._under_way)
+        return len(self._queue) + len(self._handed_out())
+
+    def _handed_out(self) -> list[_Task]:
+        return [task for tasks in self._under_way.values() for task in tasks if task is not None]
 
     def status(self) -> dict[str, Any]:
         """Queue, errors, kills, replays, and by tool the seconds in the queue and of the call; plain values."""
@@ -205,6 +214,7 @@ class EnvironmentPool:
                 self._selector.register(seat, selectors.EVENT_READ, seat)
             while not self._is_closing:
                 with self._changed:
+                    self._take_back()
                     self._hand_out()
                     look_at = self._next_look()
                 events = self._selector.select(None if look_at == math.inf else max(0.0, look_at - time.monotonic()))
@@ -228,23 +238,48 @@ class EnvironmentPool:
                 self._ear.close()
                 self._changed.notify_all()
 
+    def _take_back(self) -> None:
+        """Put back into the queue what stands behind a call that takes long."""
+        now = time.monotonic()
+        for seat, tasks in self._under_way.items():
+            if now - seat.given_at < _PATIENCE_S:
+                continue
+            for place, task in enumerate(tasks):
+                if place and task is not None:
+                    tasks[place] = None
+                    self._leave(task, seat)
+                    self._queue.appendleft(task)
+
     def _hand_out(self) -> None:
         now = time.monotonic()
-        for seat in [seat for seat in self._seats if seat.is_ready and seat not in self._under_way]:
-            task = next((task for task in self._queue if self._may_go(task, seat, now)), None)
-            if task is None:
+        idle = [seat for seat in self._seats if seat.is_ready and seat not in self._under_way]
+        for number, seat in enumerate(idle):
+            most = min(self._batch_size(), math.ceil(len(self._queue) / (len(idle) - number)))
+            batch = list(islice((task for task in self._queue if self._may_go(task, seat, now)), most))
+            if not batch:
                 continue
-            self._queue.remove(task)
-            home = self._homes.get(task.call.trajectory)
-            if home is not None and home is not seat:
-                home.to_drop.append(task.call.trajectory)
-            self._homes[task.call.trajectory] = seat
-            task.waited_s = now - task.queued_at
-            self._under_way[seat] = task
+            chosen = set(batch)
+            self._queue = deque(task for task in self._queue if task not in chosen)
+            for task in batch:
+                if (home := self._homes.get(task.call.trajectory)) is not None and home is not seat:
+                    self._leave(task, home)
+                self._homes[task.call.trajectory] = seat
+                task.waited_s = now - task.queued_at
+            self._under_way[seat] = deque(batch)
             try:
-                seat.give(task.call.as_plain())
+                seat.give([task.call.as_plain() for task in batch])
             except OSError:
                 self._replace(seat, "its worker ended")
+
+    def _batch_size(self) -> int:
+        """Calls that take about `_BATCH_S` together; one while nothing is known of them."""
+        mean_s = self._all_times.mean_s
+        return 1 if mean_s == 0.0 else max(1, min(_MAX_BATCH, int(_BATCH_S / mean_s)))
+
+    def _leave(self, task: _Task, seat: Seat) -> None:
+        """What this worker has of the trajectory is of no use any more."""
+        self._homes.pop(task.call.trajectory, None)
+        seat.to_drop.append(task.call.trajectory)
 
     def _may_go(self, task: _Task, seat: Seat, now: float) -> bool:
         home = self._homes.get(task.call.trajectory)
@@ -259,16 +294,19 @@ class EnvironmentPool:
         is_any_idle = any(seat.is_ready and seat not in self._under_way for seat in self._seats)
         if waits_for and is_any_idle:
             times.append(min(max(now, home.given_at + _PATIENCE_S) for home in waits_for if home is not None))
+        # What stands behind a call is taken back once that takes long.
+        times += [seat.given_at + _PATIENCE_S for seat, tasks in self._under_way.items() if any(list(tasks)[1:])]
         return min(times, default=math.inf)
 
     def _due_at(self, seat: Seat) -> float:
         """When something must have come from this worker."""
         if not seat.is_ready:
             return seat.started_at + self._limits.load_s
-        task = self._under_way.get(seat)
-        if task is None:
+        if seat not in self._under_way:
             return math.inf
-        return seat.given_at + self._limits.step_s * (len(task.call.actions) + 1)
+        task = self._under_way[seat][0]
+        num_actions = seat.longest if task is None else len(task.call.actions)
+        return seat.given_at + self._limits.step_s * (num_actions + 1)
 
     def _hear(self, seat: Seat | None) -> None:
         if seat is None:
@@ -285,17 +323,21 @@ class EnvironmentPool:
         for message in messages:
             if "ready" in message:
                 seat.is_ready, self._num_failed_starts = True, 0
-            elif (task := self._under_way.get(seat)) is not None:
-                del self._under_way[seat]
-                self._answered(task, Reply.from_plain(message), message["seconds"], seat)
+            elif (tasks := self._under_way.get(seat)) is not None:
+                task, seat.given_at = tasks.popleft(), time.monotonic()
+                if not tasks:
+                    del self._under_way[seat]
+                if task is not None:
+                    self._answered(task, Reply.from_plain(message), message["seconds"])
 
-    def _answered(self, task: _Task, reply: Reply, seconds: float, seat: Seat) -> None:
+    def _answered(self, task: _Task, reply: Reply, seconds: float) -> None:
         if reply.error:
             self._failed(task, reply.error)
             return
         tool = START if reply.step is None else (reply.step.tool or ANSWER)
         times = self._times.setdefault(tool, _Times())
         times.run.add(seconds)
+        self._all_times.add(seconds)
         times.queue.add(task.waited_s)
         self._num_calls += 1
         self._num_replayed += reply.num_replayed
@@ -305,8 +347,8 @@ class EnvironmentPool:
     def _failed(self, task: _Task, error: str) -> None:
         """Try a call again after an error, or let it be one."""
         trajectory = task.call.trajectory
-        if (home := self._homes.pop(trajectory, None)) is not None:
-            home.to_drop.append(trajectory)
+        if (home := self._homes.get(trajectory)) is not None:
+            self._leave(task, home)
         if trajectory not in self._forgotten and task.num_tries < self._limits.max_retries:
             task.num_tries += 1
             task.queued_at = time.monotonic()
@@ -349,8 +391,13 @@ class EnvironmentPool:
         seat.restart()
         self._selector.register(seat, selectors.EVENT_READ, seat)
         self._homes = {trajectory: home for trajectory, home in self._homes.items() if home is not seat}
-        if (task := self._under_way.pop(seat, None)) is not None:
-            self._failed(task, why)
+        tasks = self._under_way.pop(seat, None)
+        if not tasks:
+            return
+        guilty = tasks.popleft()
+        self._queue.extendleft(task for task in reversed(tasks) if task is not None)
+        if guilty is not None:
+            self._failed(guilty, why)
 
     def _count_failed_start(self, what: str) -> None:
         self._num_failed_starts += 1

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ class Seat:
         self.to_drop: list[str] = []
         """Trajectories whose environments it need not hold any longer; told with the next call."""
         self.given_at = 0.0
-        """When it was given its newest call, on the monotonic clock."""
+        """When it began its present call, on the monotonic clock: was given it, or answered the one before."""
+        self.longest = 0
+        """Most actions of one of the calls that it was given."""
         self.is_ready = False
         """Whether it has its environment loaded."""
         self.started_at: float
@@ -45,12 +47,14 @@ class Seat:
         """Of the socket, for a selector."""
         return self._link.fileno()
 
-    def give(self, call: Mapping[str, Any]) -> None:
-        """Hand a call over. Raises OSError where the worker does not take it."""
+    def give(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        """Hand calls over, to be answered one after the other. Raises OSError where the worker does not take them."""
         self.given_at = time.monotonic()
-        dropped = [name for name in self.to_drop if name != call["trajectory"]]
+        self.longest = max(len(call["actions"]) for call in calls)
+        kept = {call["trajectory"] for call in calls}
+        dropped = [name for name in self.to_drop if name not in kept]
         self.to_drop.clear()
-        self._link.sendall(encode({"drop": dropped, "call": call}))
+        self._link.sendall(encode({"drop": dropped, "calls": calls}))
 
     def messages(self) -> list[dict[str, Any]]:
         """What the worker has said since the last call; to be called when its socket can be read. Raises OSError."""

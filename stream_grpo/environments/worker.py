@@ -56,8 +56,8 @@ def _serve(link: socket.socket, instances: Instances) -> None:
         message = json.loads(line)
         for trajectory in message["drop"]:
             instances.drop(trajectory)
-        if message["call"] is not None:
-            link.sendall(encode(_answer(message["call"], instances)))
+        for call in message["calls"]:
+            link.sendall(encode(_answer(call, instances)))
 
 
 def _answer(plain: dict[str, Any], instances: Instances) -> dict[str, Any]:

@@ -78,6 +78,21 @@ def test_a_tool_that_hangs_is_killed_and_holds_nobody_up(pool: EnvironmentPool) 
     assert after["num_errors"] - before["num_errors"] == 1
 
 
+def test_what_stands_behind_a_call_that_hangs_is_handed_out_anew(pool: EnvironmentPool) -> None:
+    # So many short calls that they are handed out several at once.
+    names = [f"many{i}" for i in range(60)]
+    for name in ["hangs", *names]:
+        pool.submit(call(name))
+    starts = replies(pool, 61)
+    assert all(reply.start is not None for reply in starts.values())
+    pool.submit(call("hangs", "sleep 60"))
+    for name in names:
+        pool.submit(call(name, "go"))
+    found = replies(pool, 60)
+    assert {name: step_of(found[name]).observation for name in names} == dict.fromkeys(names, "1 of seed 3")
+    assert "not answered" in replies(pool, 1)["hangs"].error
+
+
 def test_a_worker_that_is_killed_costs_a_replay_and_nothing_else(pool: EnvironmentPool, tmp_path: Path) -> None:
     ask(pool, call("b"))
     one = step_of(ask(pool, call("b", "go")))
