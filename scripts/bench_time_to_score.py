@@ -229,13 +229,14 @@ def section(
     if TRL in found:
         made = read_object(root / f"{TRL}-0" / SNAPSHOTS)
         versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
-        trl = f" TRL: {versions}, learning rate {made['settings']['learning_rate']:g}."
+        chosen = made["settings"]
+        trl = f" TRL: {versions}, learning rate {chosen['learning_rate']:g}, {chosen['num_threads']} threads."
     heads = ("contestant", "to the target", "start before it", "generated tokens, thousands", "optimizer steps")
     return "\n\n".join(
         [
             f"Held-out pass@1 of {options.target:g}, {options.problems} problems, {options.samples} samples each; "
-            f"medians of {options.seeds} seeds. `{CONFIG.name}`: the same weights, pool, reward, group size and batch "
-            f"for all.{trl}",
+            f"medians over seeds, of which there are {options.seeds}. `{CONFIG.name}`: the same weights, pool, reward, "
+            f"group size and batch for all.{trl}",
             table(heads, rows),
             table(("ratio", "of", "measured", "goal"), compared),
             "![Held-out pass@1 by seconds and by generated tokens](images/time_to_score.png)",

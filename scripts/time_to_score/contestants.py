@@ -30,7 +30,7 @@ OURS: Mapping[str, Contestant] = {
 }
 TRL = "trl"
 SAID: Mapping[str, str] = {name: contestant.said for name, contestant in OURS.items()} | {
-    TRL: "TRL's GRPOTrainer, its own generation, 2 threads"
+    TRL: "TRL's GRPOTrainer, its own generation"
 }
 
 

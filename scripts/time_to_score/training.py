@@ -47,7 +47,7 @@ def train_ours(
     folder.mkdir(parents=True)
     own = Series(file=series.file, overrides=series.overrides, root=folder)
     begun_s = time.time()
-    run = own.made(Cell("run", settings), say)
+    run = own.made(Cell("run", settings), lambda text: say(f"{folder.name}/{text}"))
     lines = list(MetricsReader(run).new_lines())
     began_s = min(line["first_busy_at"] for line in lines if line["event"] == "status" and line.get("first_busy_at"))
     tokens = {0: 0} | {line["step"]: line["tokens"]["generated"] for line in lines if line["event"] == "step"}

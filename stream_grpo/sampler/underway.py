@@ -86,7 +86,8 @@ class Underway:
     def act(self, generation: Generation, text: str) -> None:
         """Take what the engine made of `next_request`; `text`: of its tokens."""
         ids = tuple(generation.token_ids.tolist())
-        self._pieces.append(_Piece(ids, len(self._actions), generation))
+        if ids:  # one that was aborted before its first token has none
+            self._pieces.append(_Piece(ids, len(self._actions), generation))
         self._actions.append(text)
 
     def answered(self, step: Step) -> None:

@@ -158,6 +158,9 @@ def test_an_abort_tells_who_was_late() -> None:
     assert ended["g/1"].end_reason is EndReason.ENV_ERROR
     assert made.num_unfinished == 0
     made.add(request("g/0"))  # the id is free again
+    made.step()
+    (empty,) = made.abort(["g/0"])  # before its first token: what it observed is not left alone
+    assert (empty.end_reason, len(empty.token_ids)) == (EndReason.MODEL_TIMEOUT, 0)
 
 
 def test_rollouts_of_a_group_begin_in_one_state() -> None:

@@ -160,7 +160,7 @@ def test_a_sampler_killed_in_a_third_turn_loses_its_trajectories_and_the_account
         assert isinstance(first.error, KeyboardInterrupt)
         # No partial was handed over: none could be gone on from.
         assert buffer.ledger()["tokens"]["generated"] == 0
-        second = Running(outside, tmp_path, around(Acting(three_turns, num_slots=16), max_steps=3), **settings)  # type: ignore[arg-type]
+        second = Running(outside, tmp_path, around(Acting(three_turns, num_slots=16), max_steps=3), **settings)
         second.until(lambda: buffer.process.status()["ledger"]["groups"]["no_signal"] >= 3)
         account = buffer.ledger()
         assert account["closes"]
