@@ -42,8 +42,8 @@ OURS = {
     "curator.estimator": "item_response",
     "curator.choice": "worth",
     "curator.signal": "centered",
-    "curator.sharpness": "16.0",
-    "curator.exploration": "0.02",
+    "curator.sharpness": "32.0",
+    "curator.exploration": "0.005",
     "curator.unseen_share": "0.0",
     "curator.domain_share": "0.0",
 }
