@@ -2,21 +2,25 @@
 
 Time is counted in engine steps: a rollout of L tokens that starts before step i ends with step i + L - 1, so that
 between two ends nothing changes and any number of steps is one move. Samplers of a cohort make their engine steps
-together and share their slots; each group is still followed by itself, with lengths of its own, so that the slowest of
-many is as slow as it is.
+together. Each has slots and a queue of its own: where tickets are few some are full while others run empty, and a group
+starts as the rollouts of its own sampler end. Each group is followed by itself, with lengths of its own, so that the
+slowest of many is as slow as it is.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 
 from stream_grpo.planner.group import Group
 from stream_grpo.planner.world import Settings
 
 NUM_AHEAD = 2
 """Groups under way to a full engine, as the sampler asks for them."""
+TURN = 4
+"""So many rollouts of a group start at once in a cohort: in its samplers half of them sooner, half of them later."""
 _WHOLE_BLOCK = 1 << 16
 """At age 0 tickets come in blocks that the buffer sizes."""
 
@@ -33,14 +37,25 @@ class Cohort:
         self.version = -1
         """Of the weights in use."""
         self.num_running = 0
-        self._num_queued = 0
-        """Rollouts that wait for a slot."""
         self.steps = 0
         """Engine steps made."""
-        self._waiting: deque[Group] = deque()
-        """Groups with rollouts that have not started."""
-        self._num_ending: Counter[int] = Counter()
-        """Running rollouts by the engine step that is their last."""
+        self._turn = 1 if size == 1 else min(TURN, settings.group_size)
+        self._at_least = (self._turn + 2) // 2
+        """Free slots from which on a turn begins."""
+        self._num_free = [settings.max_num_seqs] * size
+        """Slots of each sampler; below 0 where a turn has taken more than there were."""
+        self._num_spare = [settings.max_num_seqs] * size
+        """Slots of each less the rollouts that it has, those that wait for one included."""
+        first_asked = settings.max_num_seqs // settings.group_size + NUM_AHEAD
+        self._asked = dict.fromkeys(range(size), first_asked)
+        """Tickets that samplers ask for, in the order of asking."""
+        self._num_asked = size * first_asked
+        self._waiting: list[deque[Group]] = [deque() for _ in range(size)]
+        """Groups of each with rollouts that have not started."""
+        self._ready: list[int] = []
+        """Samplers that may have something to start."""
+        self._ending: defaultdict[int, list[int]] = defaultdict(list)
+        """By engine step, the samplers of the rollouts whose last it is."""
         self._whole: defaultdict[int, list[Group]] = defaultdict(list)
         """Groups by the engine step with which they are whole."""
         self._groups: dict[Group, None] = {}
@@ -50,45 +65,62 @@ class Cohort:
     # -- tickets ------------------------------------------------------------------------------------------------------
 
     def num_wanted(self) -> int:
-        """Groups that are asked for: as many as fit the free slots, and a few ahead.
-
-        Of a sampler's free slots those that are too few for a group count for none: of a cohort's, half a group's each.
-        """
+        """Groups that are asked for: as many as fit each sampler's free slots, and a few ahead."""
         if self._is_synchronous:
             return 0 if self._groups else _WHOLE_BLOCK
-        num_free = self.num_slots - self.num_running - self._num_queued - (self.size - 1) * (self._group_size - 1) / 2
-        return max(0, math.floor(num_free / self._group_size) + NUM_AHEAD * self.size)
+        return self._num_asked
 
     def add(self, group: Group) -> None:
-        """Take a group; rollouts start in the order of tickets."""
+        """Take a group, for the sampler that asked first; rollouts start in the order of tickets."""
+        if self._asked:
+            group.sampler, count = next(iter(self._asked.items()))
+            self._num_asked -= 1
+            if count > 1:
+                self._asked[group.sampler] = count - 1
+            else:
+                del self._asked[group.sampler]
         self._groups[group] = None
-        self._waiting.append(group)
-        self._num_queued += len(group.lengths)
+        self._waiting[group.sampler].append(group)
+        self._num_spare[group.sampler] -= len(group.lengths)
+        self._ready.append(group.sampler)
+
+    def _spare(self, samplers: Iterable[int]) -> None:
+        """One rollout less for each: a sampler asks for another group whenever it has room for one more."""
+        num_spare, size, bound = self._num_spare, self._group_size, (1 - NUM_AHEAD) * self._group_size
+        for sampler in samplers:
+            num_spare[sampler] = spare = num_spare[sampler] + 1
+            if not spare % size and spare >= bound:
+                self._asked[sampler] = self._asked.get(sampler, 0) + 1
+                self._num_asked += 1
 
     # -- engine steps -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start waiting rollouts while slots are free."""
-        num_free = self.num_slots - self.num_running
-        while self._waiting and num_free:
-            group = self._waiting[0]
-            num_started = min(num_free, len(group.lengths) - group.num_started)
-            self._start(group, num_started)
-            num_free -= num_started
-            if group.num_started == len(group.lengths):
-                self._waiting.popleft()
-                self._whole[group.last_step].append(group)
+        """Start waiting rollouts where slots are free."""
+        ready, self._ready = self._ready, []
+        at_least = self._at_least
+        for sampler in ready:
+            waiting, num_free = self._waiting[sampler], self._num_free[sampler]
+            while waiting and num_free >= at_least:
+                group = waiting[0]
+                num_started = min(max(num_free, self._turn), len(group.lengths) - group.num_started)
+                self._start(group, num_started)
+                num_free -= num_started
+                if group.num_started == len(group.lengths):
+                    waiting.popleft()
+                    self._whole[group.last_step].append(group)
+            self._num_free[sampler] = num_free
 
     def _start(self, group: Group, count: int) -> None:
         if group.oldest < 0:
             group.oldest = self.version
         group.starts.append((self.steps, count))
         ends = [self.steps + length for length in group.lengths[group.num_started : group.num_started + count]]
-        self._num_ending.update(ends)
+        for end in ends:
+            self._ending[end].append(group.sampler)
         group.last_step = max(group.last_step, *ends)
         group.num_started += count
         self.num_running += count
-        self._num_queued -= count
 
     @property
     def is_idle(self) -> bool:
@@ -98,7 +130,7 @@ class Cohort:
     def steps_to_next_end(self) -> int:
         """Engine steps until the next rollout ends, where something runs."""
         step = self.steps + self._stride
-        while step not in self._num_ending:
+        while step not in self._ending:
             step += self._stride
         return step - self.steps
 
@@ -115,7 +147,15 @@ class Cohort:
         """Make engine steps, no more than to the next end; the groups that are whole with the last of them."""
         self.steps += num_steps
         self.sampled_tokens += num_steps * self.num_running
-        self.num_running -= self._num_ending.pop(self.steps, 0)
+        ended = self._ending.pop(self.steps, [])
+        self.num_running -= len(ended)
+        num_free, waiting = self._num_free, self._waiting
+        at_least = self._at_least
+        for sampler in ended:
+            num_free[sampler] += 1
+            if num_free[sampler] >= at_least and waiting[sampler]:
+                self._ready.append(sampler)
+        self._spare(ended)
         whole = self._whole.pop(self.steps, [])
         for group in whole:
             group.num_ended, group.num_tokens = len(group.lengths), sum(group.lengths)
@@ -128,16 +168,19 @@ class Cohort:
             group = next(iter(self._groups))
             del self._groups[group]
             for last, length in group.running(self.steps):
-                self._num_ending[last] -= 1  # the step stays an end, of nobody
+                self._ending[last].remove(group.sampler)  # the step stays an end, maybe of nobody
                 self.num_running -= 1
+                self._num_free[group.sampler] += 1
+                self._spare([group.sampler])
                 group.num_aborted_tokens += length - (last - self.steps)
             ended = group.ended(self.steps)
             group.num_ended, group.num_tokens = len(ended), sum(ended)
             if group.num_started == len(group.lengths):
                 self._whole[group.last_step].remove(group)
             else:
-                self._waiting.remove(group)
-                self._num_queued -= len(group.lengths) - group.num_started
+                self._waiting[group.sampler].remove(group)
+                self._spare(repeat(group.sampler, len(group.lengths) - group.num_started))
+            self._ready.append(group.sampler)
             yield group
 
     def unfinished_tokens(self) -> int:

@@ -33,6 +33,8 @@ class Group:
     """The learner's step then."""
     due_s: float
     """When its sampler hands over what there is of it."""
+    sampler: int = 0
+    """Which of its cohort's samplers has it."""
     oldest: int = -1
     """Version of its oldest token; -1 before the first."""
     num_started: int = 0

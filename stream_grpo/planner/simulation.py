@@ -6,8 +6,11 @@ at the end of an engine step. Up to `EXACT` samplers each is followed alone; abo
 
 from __future__ import annotations
 
+import gc
 import heapq
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,7 +64,21 @@ def simulate(
     if not 0 <= warmup_steps < num_steps:
         raise ValueError(f"warmup_steps = {warmup_steps}: expected 0 to num_steps - 1 = {num_steps - 1}")
     size = samplers_per_cohort or cohort_size(settings)
-    return Simulation(world, settings, seed, size).run(num_steps, warmup_steps, duration_s)
+    with _without_collections():
+        return Simulation(world, settings, seed, size).run(num_steps, warmup_steps, duration_s)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Nothing of the model holds itself: looking for cycles among a hundred thousand groups finds none, for a quarter
+    of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(slots=True)

@@ -169,8 +169,8 @@ def test_cohorts_begin_above_200_samplers() -> None:
 
 @pytest.mark.nightly
 def test_cohorts_agree_with_the_exact_model_at_200_samplers() -> None:
-    # The same world and settings, each sampler alone and in 40 cohorts; means over seeds, so that what is compared is
-    # the model and not one draw of it.
+    # The same world and settings, each sampler alone and in 40 cohorts. Of one seed rates and the 90th percentile
+    # scatter by 2% to 2.5%: a difference of means over 12 seeds by 1%, over 4 by 1.7%, too much for 3%.
     stream = Settings(num_samplers=200, group_size=8, max_num_seqs=32, groups_per_step=256, max_policy_age=4)
     for learner_s in (8.0, 60.0):  # sampling is the bottleneck, then the learner
         world = mixed_world(mean=200.0, group_size=8, learner_s=1.0)
@@ -178,7 +178,7 @@ def test_cohorts_agree_with_the_exact_model_at_200_samplers() -> None:
         exact, cohorts = (
             [
                 simulate(world, stream, seed=seed, num_steps=60, warmup_steps=20, samplers_per_cohort=size)
-                for seed in range(4)
+                for seed in range(12)
             ]
             for size in (1, 5)
         )
