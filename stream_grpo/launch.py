@@ -10,13 +10,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from stream_grpo import parts
 from stream_grpo.config import Config
@@ -43,7 +44,7 @@ RAY_PROGRAMS = ("gcs_server", "raylet")
 """Of a local Ray. Without one of them the parts go on for a while, but none can be started again."""
 
 
-@ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)
+@ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=8)
 class Host:
     """One process of the run: builds its part, runs its loop, answers while it runs."""
 
@@ -64,6 +65,7 @@ class Host:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._stop = threading.Event()
         self._part: Any = None
+        self._loop: Future[Any] | None = None
 
     def build(self, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Build the part and say how it is reached, and under which process id it runs, where."""
@@ -74,8 +76,16 @@ class Host:
         return {"address": getattr(self._part, "address", ""), "pid": os.getpid(), "node": node}
 
     def run(self) -> Any:
-        """The part's loop; returns what the loop returns."""
-        return self._part.run(self._stop)
+        """The part's loop; returns what the loop returns. One that runs already, as after a cut, is waited for."""
+        if self._loop is not None:
+            return self._loop.result()
+        self._loop = Future()
+        try:
+            self._loop.set_result(self._part.run(self._stop))
+        except BaseException as error:
+            self._loop.set_exception(error)
+            raise
+        return self._loop.result()
 
     def status(self) -> dict[str, Any]:
         """The part's own account of itself."""
@@ -137,6 +147,8 @@ class Placed:
     """Monotonic time of that."""
     is_named: bool = False
     """Whether it was said that this part does not answer."""
+    is_cut_off: bool = False
+    """Whether it was said that its node is out of reach."""
     earlier: list[dict[str, Any]] = field(default_factory=list)
     """Last status of every incarnation that died."""
 
@@ -271,7 +283,8 @@ class Launcher:
                 try:
                     result = ray.get(reference)
                 except RayError as error:
-                    self._restart(placed, error)
+                    if not self._reaches_again(placed, error):
+                        self._restart(placed, error)
                     continue
                 if placed.building:
                     self._take_built(placed, result)
@@ -344,6 +357,16 @@ class Launcher:
         del self._parts[placed.name]
         self._say(why)
 
+    def _reaches_again(self, placed: Placed, error: RayError) -> bool:
+        """Wait anew for the loop of a part whose node is out of reach: it goes on, and Ray says if it has died."""
+        is_cut = isinstance(error, ActorUnavailableError) and placed.running and self._config.cluster.address
+        if not is_cut:
+            return False
+        if not placed.is_cut_off:
+            self._say(f"{placed.name} (process {placed.pid} on {placed.node}) is out of reach; it may come back")
+        placed.is_cut_off, placed.running = True, placed.handle.run.remote()
+        return True
+
     def _restart(self, placed: Placed, error: RayError) -> None:
         self._check_ray()
         if placed.gone_by is not None:
@@ -371,7 +394,7 @@ class Launcher:
         for part in team:
             part.restarts_left -= 1
             part.earlier.append(part.last_status)
-            part.last_status, part.asking, part.is_named = {}, None, False
+            part.last_status, part.asking, part.is_named, part.is_cut_off = {}, None, False, False
             self._start(part)
 
     def _first_cause(self, team: Sequence[Placed], placed: Placed, error: RayError) -> tuple[Placed, RayError]:
@@ -426,9 +449,9 @@ class Launcher:
         except RayError:
             placed.asking = None
             raise
-        if placed.is_named:
+        if placed.is_named or placed.is_cut_off:
             self._say(f"{placed.name} answers again")
-        placed.asking, placed.is_named = None, False
+        placed.asking, placed.is_named, placed.is_cut_off = None, False, False
 
     def silent(self) -> list[str]:
         """A sentence for every part that runs and does not answer."""

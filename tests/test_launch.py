@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from stream_grpo import launch
 from stream_grpo.config_file import parse
@@ -271,3 +271,21 @@ def test_a_sampler_that_does_not_leave_in_time_is_killed(
     launcher._end_overdue()
     assert not launcher.has("sampler-0")
     assert said[-1].startswith("sampler-0 did not leave in time and is killed")
+
+
+def test_a_part_on_a_node_out_of_reach_is_waited_for_and_not_started_again(
+    launcher: Launcher, fake_ray: FakeRay, said: list[str], now: list[float]
+) -> None:
+    placed, cut = launcher._parts["sampler-0"], ActorUnavailableError("socket closed", None)
+    # On one machine there is no cable: whoever is not there has died.
+    assert not launcher._reaches_again(placed, cut)
+    cluster = launcher._config.cluster.model_copy(update={"address": "10.0.0.1:6379"})
+    launcher._config = launcher._config.model_copy(update={"cluster": cluster})
+    placed.node = "10.0.0.2"
+    for reference in (1, 2):
+        assert launcher._reaches_again(placed, cut)
+        assert placed.running == reference  # its loop once more, which goes on there
+    assert said == ["sampler-0 (process 11 on 10.0.0.2) is out of reach; it may come back"]
+    launcher.status("sampler-0")
+    assert said[1:] == ["sampler-0 answers again"]
+    assert not launcher._reaches_again(placed, RayActorError())
