@@ -90,7 +90,9 @@ def value_loss(
     free_BT = (value_BT - return_BT).square()
     if clip is None:
         return ValueLoss(free_BT.sum() / (2 * denominator), torch.zeros((), dtype=torch.int64, device=mask_BT.device))
-    near_BT = start_BT + (value_BT - start_BT).clamp(-clip, clip)
+    moved_BT = value_BT - start_BT
+    # Rounding of start + moved must not count as clipped.
+    near_BT = torch.where(moved_BT.abs() <= clip, value_BT, start_BT + moved_BT.clamp(-clip, clip))
     clipped_BT = (near_BT - return_BT).square()
     loss = torch.maximum(free_BT, clipped_BT).sum() / (2 * denominator)
     return ValueLoss(loss, (clipped_BT > free_BT).sum())

@@ -99,7 +99,7 @@ def test_the_value_loss_and_its_gradient_are_those_of_a_loop(
         if not is_trained:
             continue
         moved = value - start
-        near = start + (moved if clip is None else min(max(moved, -clip), clip))
+        near = value if clip is None or abs(moved) <= clip else start + min(max(moved, -clip), clip)
         free, clipped = (value - target) ** 2, (near - target) ** 2
         loss += max(free, clipped) / 2
         num_clipped += clipped > free

@@ -42,7 +42,7 @@ def _sampled_from(model: TableModel, rollout: Rollout) -> Rollout:
     return replace(rollout, behavior_logprobs=behavior)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", [name for name, preset in PRESETS.items() if not preset.recipe.has_critic])
 def test_no_gradient_reaches_an_observation(preset: str) -> None:
     recipe = Recipe.model_validate(PRESETS[preset].recipe.model_dump())
     model = TableModel(VOCAB)
