@@ -259,7 +259,7 @@ class Pool:
         other.run, other.is_writer, other._last_sequence, other._num_appends = name, False, None, 0
         database = lancedb.connect(str(self.path))
         try:
-            if not (self.path / f"{other.named('outcomes')}.lance").is_dir():
+            if self._opened(other.named("outcomes")) is None:
                 database.create_table(other.named("outcomes"), schema=OUTCOME_SCHEMA)
             other._outcome_table = database.open_table(other.named("outcomes"))
         except (OSError, RuntimeError, ValueError) as error:
@@ -273,17 +273,29 @@ class Pool:
     def further_table(self, name: str) -> pa.Table | None:
         """A table that another part keeps in the folder; None where it is not there."""
         with _reading(self.path):
-            if not (self.path / f"{name}.lance").is_dir():
-                return None
-            return lancedb.connect(str(self.path)).open_table(name).to_arrow()
+            table = self._opened(name)
+            return None if table is None else table.to_arrow()
+
+    def _opened(self, name: str) -> Any | None:
+        """A table of the folder; None where no write of it has come to its end, whatever one that was cut off left."""
+        try:
+            return lancedb.connect(str(self.path)).open_table(name)
+        except ValueError:  # not found; what is damaged raises others
+            return None
 
     def keep_further_table(self, name: str, table: pa.Table) -> None:
-        """Write such a table, in place of what it was. Raises PoolError where another process writes to the pool."""
+        """Write such a table, in place of what it was; whenever the process dies, the one or the other is there.
+
+        Raises PoolError where another process writes to the pool, and where the write fails.
+        """
         self.become_writer()
         try:
             database = lancedb.connect(str(self.path))
-            database.drop_table(name, ignore_missing=True)
-            database.create_table(name, table)
+            if self._opened(name) is None:
+                database.create_table(name, table)
+            else:
+                written = database.create_table(name, table, mode="overwrite")
+                written.optimize(cleanup_older_than=KEEP_VERSIONS)
         except (OSError, RuntimeError, ValueError) as error:
             raise PoolError(f"{self.path}: cannot write the table {name}: {error}") from error
 

@@ -80,7 +80,7 @@ def _kept_numbers(pool: Pool, ids: pa.ChunkedArray, made_by: dict[str, str]) -> 
     try:
         kept = pool.further_table(TEXT_TABLE)
     except PoolError:
-        # A process that died while it wrote them leaves half a table: they are made again.
+        # Damaged: they are made again.
         return None
     if kept is None or kept.schema.metadata != {name.encode(): value.encode() for name, value in made_by.items()}:
         return None
