@@ -60,6 +60,8 @@ class Pool:
         self._outcome_table = outcomes
         self._compact_every = compact_every
         self._num_appends = 0
+        self._is_shared = False
+        """Whether runs have the same problems in memory."""
         self._lock = _WriterLock(path)
         self.is_writer = False
         """Whether this is the one that writes."""
@@ -200,8 +202,11 @@ class Pool:
         """Take problems out of the table, as new versions of it; their outcomes stay.
 
         Older versions can be opened until `compact` drops them. Raises PoolError where another process writes to the
-        pool, and where the write fails; what is removed by then stays removed.
+        pool, or `of_run` was asked, and where the write fails; what is removed by then stays removed.
         """
+        if self._is_shared:
+            # A problem's index is its name in the state of every run: with fewer problems it would be another's.
+            raise PoolError(f"{self.path}: runs share these problems; remove from the pool opened anew, without runs")
         self.become_writer()
         try:
             for start in range(0, len(problem_ids), REMOVE_IDS):
@@ -255,6 +260,7 @@ class Pool:
         if not _RUN_NAME.fullmatch(name):
             raise PoolError(f"{self.path}: run {name!r}: expected 1 to 100 letters, digits, dashes or underscores")
         _ = self._problems, self.problem_ids, self.domain_numbers  # in memory once
+        self._is_shared = True
         other = copy(self)
         other.run, other.is_writer, other._last_sequence, other._num_appends = name, False, None, 0
         database = lancedb.connect(str(self.path))

@@ -149,6 +149,18 @@ def test_a_table_whose_first_write_was_cut_off_is_not_there_and_stops_nothing(tm
     assert pool.of_run("r").last_sequence() == -1
 
 
+def test_problems_that_runs_share_are_not_removed_under_them(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 3)
+    first, second = pool.of_run("a"), pool.of_run("b")
+    for each in (pool, first, second):
+        with pytest.raises(PoolError, match="runs share these problems; remove from the pool opened anew"):
+            each.remove(["p0000"])
+    assert [each.index_of("p0001") for each in (pool, first, second)] == [1, 1, 1]
+    alone = Pool.open(pool.path)
+    alone.remove(["p0000"])
+    assert (alone.problem_ids, alone.index_of("p0001")) == (["p0001", "p0002"], 0)
+
+
 def test_the_client_loads_neither_lancedb_nor_the_state() -> None:
     code = "import sys, curator.client; print([m for m in ('lancedb', 'curator.curation') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
