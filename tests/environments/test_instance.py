@@ -1,17 +1,13 @@
 """Calls of environments without processes: begun, played again, cut, refused."""
 
 import json
-import socket
-import threading
 
-import numpy as np
 import pytest
 
 from stream_grpo.environments.instance import Call, Instances, Reply
 from stream_grpo.environments.loading import load, version_of
-from stream_grpo.environments.protocol import End, Start, Step, cut, digest
+from stream_grpo.environments.protocol import End, Step, cut, digest
 from stream_grpo.environments.verifiers_adapter import VerifiersEnvironment
-from stream_grpo.environments.worker import _serve
 from stream_grpo.errors import ConfigError
 from stream_grpo.rewards.messages import ProblemRow
 
@@ -93,63 +89,6 @@ def test_a_long_observation_is_cut_in_its_middle() -> None:
     assert step.observation == "x" * 50 + f"[{(1 << 20) - 100} bytes left out]" + "x" * 50
     assert cut("aé", 2) == "a[1 bytes left out]"  # half an é is none
     assert cut("short", 5) == "short"
-
-
-class _Saying:
-    """Answers every action with one step."""
-
-    def __init__(self, step: Step) -> None:
-        self._step = step
-
-    def reset(self, seed: int, snapshot: bytes | None) -> Start:
-        return Start(snapshot=b"s")
-
-    def step(self, action: str) -> Step:
-        return self._step
-
-
-def test_numbers_of_other_kinds_are_answers_as_plain_ones() -> None:
-    step = Step(
-        end="success",  # type: ignore[arg-type]
-        score=np.float32(0.5),  # type: ignore[arg-type]
-        step_score=np.float32(0.25),  # type: ignore[arg-type]
-        milestones={"m": np.float32(1)},  # type: ignore[dict-item]
-        failed=np.bool_(True),  # type: ignore[arg-type]
-    )
-    found = over_the_wire(Instances(lambda problem: _Saying(step)), call("go")).step
-    assert found == Step(end=End.SUCCESS, score=0.5, step_score=0.25, milestones={"m": 1.0}, failed=True)
-
-
-@pytest.mark.parametrize(
-    ("step", "reason"),
-    [
-        (Step(tool=["a"]), "the tool is list, not a text"),  # type: ignore[arg-type]
-        (Step(end=End.SUCCESS, evidence=["a"]), "the evidence is list, not a text"),  # type: ignore[arg-type]
-        (Step(end="won"), "'won' is not a valid End"),  # type: ignore[arg-type]
-    ],
-)
-def test_a_step_that_is_none_is_an_error_of_the_environment(step: Step, reason: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=reason):
-        Instances(lambda problem: _Saying(step)).answer(call("go"))
-
-
-def test_an_answer_that_json_cannot_hold_is_an_error_and_the_worker_goes_on() -> None:
-    class Odd(Instances):
-        def answer(self, call: Call) -> Reply:
-            return Reply(num_replayed=object())  # type: ignore[arg-type]
-
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        thread = threading.Thread(target=_serve, args=(theirs, Odd(lambda problem: _Saying(Step()))))
-        thread.start()
-        line = {"drop": [], "calls": [call().as_plain(), call("go").as_plain()]}
-        ours.sendall(json.dumps(line).encode() + b"\n")
-        ours.shutdown(socket.SHUT_WR)
-        thread.join(10)
-        theirs.shutdown(socket.SHUT_WR)
-        ready, *answers = map(json.loads, ours.makefile("rb"))
-    assert ready == {"ready": True}
-    assert [answer["error"] for answer in answers] == ["TypeError: Object of type object is not JSON serializable"] * 2
 
 
 def test_a_name_that_stands_for_no_environment_is_refused() -> None:
