@@ -176,6 +176,11 @@ def _take_up(config: Config, say: Callable[[str], None]) -> None:
             f"pool.files = {list(map(str, config.pool.files))}: a run keeps the pool that was imported when it began, "
             f"from {list(map(str, begun.pool.files))}; leave it as it is, or begin another run"
         )
+    if config.curator.start_from != begun.curator.start_from:
+        raise ConfigError(
+            f"curator.start_from = {config.curator.start_from}: a run keeps the outcomes that were copied when it "
+            f"began, from {begun.curator.start_from or 'nowhere'}; leave it as it is, or begin another run"
+        )
     if config.evaluation.guards != begun.evaluation.guards:
         raise ConfigError(
             "evaluation.guards: not those that this run began with; what it loses is told from scores before its first "

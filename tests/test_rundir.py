@@ -87,6 +87,15 @@ def test_a_run_starts_from_what_another_learned_or_says_what_is_wrong(tmp_path: 
     assert sorted(path.name for path in first.run_dir.parent.iterdir()) == ["r", "s"]
 
 
+def test_a_resume_with_another_beginning_is_refused(tmp_path: Path, model_dir: Path) -> None:
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+    before = (config.run_dir / "config.toml").read_text()
+    changed = load_run(config.run_dir, [f'curator.start_from="{tmp_path}"'])
+    with pytest.raises(ConfigError, match=r"curator\.start_from = .*: a run keeps .* when it began, from nowhere; leave"):
+        prepare(changed, resume=True, say=lambda line: None)
+    assert (config.run_dir / "config.toml").read_text() == before
+
+
 def test_numbers_of_texts_are_made_before_a_deadline_counts_once_and_where_they_are_read(
     tmp_path: Path, model_dir: Path
 ) -> None:
