@@ -91,7 +91,7 @@ def test_a_resume_with_another_beginning_is_refused(tmp_path: Path, model_dir: P
     config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
     before = (config.run_dir / "config.toml").read_text()
     changed = load_run(config.run_dir, [f'curator.start_from="{tmp_path}"'])
-    with pytest.raises(ConfigError, match=r"curator\.start_from = .*: a run keeps .* when it began, from nowhere; leave"):
+    with pytest.raises(ConfigError, match=r"curator\.start_from = .*: a run keeps .*, from nowhere; leave it"):
         prepare(changed, resume=True, say=lambda line: None)
     assert (config.run_dir / "config.toml").read_text() == before
 
