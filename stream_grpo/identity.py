@@ -128,12 +128,12 @@ def identity(
         del chosen["control"]
     if config.environment.name is None:
         del chosen["environment"]
+    # Where a judge is and how fast it is asked decides nothing.
+    chosen["rewards"]["http"] = {name: judge.rules() for name, judge in config.rewards.http.items()}
     for section, unused in WHERE_USED.items():
         for name, value in unused.items():
             if chosen[section][name] == value:
                 del chosen[section][name]
-    # Where a judge is and how fast it is asked decides nothing.
-    chosen["rewards"]["http"] = {name: judge.rules() for name, judge in config.rewards.http.items()}
     return {
         **chosen,
         "policies": _policies(config.algo),
