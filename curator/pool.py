@@ -60,6 +60,8 @@ class Pool:
         self._outcome_table = outcomes
         self._compact_every = compact_every
         self._num_appends = 0
+        self._is_shared = False
+        """Whether runs have the same problems in memory."""
         self._lock = _WriterLock(path)
         self.is_writer = False
         """Whether this is the one that writes."""
@@ -200,8 +202,11 @@ class Pool:
         """Take problems out of the table, as new versions of it; their outcomes stay.
 
         Older versions can be opened until `compact` drops them. Raises PoolError where another process writes to the
-        pool, and where the write fails; what is removed by then stays removed.
+        pool, or `of_run` was asked, and where the write fails; what is removed by then stays removed.
         """
+        if self._is_shared:
+            # A problem's index is its name in the state of every run: with fewer problems it would be another's.
+            raise PoolError(f"{self.path}: runs share these problems; remove from the pool opened anew, without runs")
         self.become_writer()
         try:
             for start in range(0, len(problem_ids), REMOVE_IDS):
@@ -255,11 +260,12 @@ class Pool:
         if not _RUN_NAME.fullmatch(name):
             raise PoolError(f"{self.path}: run {name!r}: expected 1 to 100 letters, digits, dashes or underscores")
         _ = self._problems, self.problem_ids, self.domain_numbers  # in memory once
+        self._is_shared = True
         other = copy(self)
         other.run, other.is_writer, other._last_sequence, other._num_appends = name, False, None, 0
         database = lancedb.connect(str(self.path))
         try:
-            if not (self.path / f"{other.named('outcomes')}.lance").is_dir():
+            if self._opened(other.named("outcomes")) is None:
                 database.create_table(other.named("outcomes"), schema=OUTCOME_SCHEMA)
             other._outcome_table = database.open_table(other.named("outcomes"))
         except (OSError, RuntimeError, ValueError) as error:
@@ -273,17 +279,29 @@ class Pool:
     def further_table(self, name: str) -> pa.Table | None:
         """A table that another part keeps in the folder; None where it is not there."""
         with _reading(self.path):
-            if not (self.path / f"{name}.lance").is_dir():
-                return None
-            return lancedb.connect(str(self.path)).open_table(name).to_arrow()
+            table = self._opened(name)
+            return None if table is None else table.to_arrow()
+
+    def _opened(self, name: str) -> Any | None:
+        """A table of the folder; None where no write of it has come to its end, whatever one that was cut off left."""
+        try:
+            return lancedb.connect(str(self.path)).open_table(name)
+        except ValueError:  # not found; what is damaged raises others
+            return None
 
     def keep_further_table(self, name: str, table: pa.Table) -> None:
-        """Write such a table, in place of what it was. Raises PoolError where another process writes to the pool."""
+        """Write such a table, in place of what it was; whenever the process dies, the one or the other is there.
+
+        Raises PoolError where another process writes to the pool, and where the write fails.
+        """
         self.become_writer()
         try:
             database = lancedb.connect(str(self.path))
-            database.drop_table(name, ignore_missing=True)
-            database.create_table(name, table)
+            if self._opened(name) is None:
+                database.create_table(name, table)
+            else:
+                written = database.create_table(name, table, mode="overwrite")
+                written.optimize(cleanup_older_than=KEEP_VERSIONS)
         except (OSError, RuntimeError, ValueError) as error:
             raise PoolError(f"{self.path}: cannot write the table {name}: {error}") from error
 

@@ -57,9 +57,21 @@ def _offline_rates(extra: pa.Array) -> NDArray[np.float64]:
     return rate_P
 
 
+def has_text_numbers(pool: Pool, num: int) -> bool:
+    """Whether the pool keeps so many numbers of the text of each of its problems. Raises PoolError."""
+    return _kept_numbers(pool, _ids(pool), _made_by(num)) is not None
+
+
+def _made_by(num: int) -> dict[str, str]:
+    return {"made_by": f"fourier({num}) of hashed n-grams {WIDTHS} in {NUM_DIMENSIONS}"}
+
+
+def _ids(pool: Pool) -> pa.ChunkedArray:
+    return pa.chunked_array([batch["problem_id"] for batch in pool.columns(("problem_id",), _ROWS)])
+
+
 def _text_numbers(pool: Pool, num: int) -> NDArray[np.float32]:
-    made_by = {"made_by": f"fourier({num}) of hashed n-grams {WIDTHS} in {NUM_DIMENSIONS}"}
-    ids = pa.chunked_array([batch["problem_id"] for batch in pool.columns(("problem_id",), _ROWS)])
+    made_by, ids = _made_by(num), _ids(pool)
     if (number_PX := _kept_numbers(pool, ids, made_by)) is not None:
         return number_PX
     number_PX = np.concatenate(
@@ -80,7 +92,7 @@ def _kept_numbers(pool: Pool, ids: pa.ChunkedArray, made_by: dict[str, str]) -> 
     try:
         kept = pool.further_table(TEXT_TABLE)
     except PoolError:
-        # A process that died while it wrote them leaves half a table: they are made again.
+        # Damaged: they are made again.
         return None
     if kept is None or kept.schema.metadata != {name.encode(): value.encode() for name, value in made_by.items()}:
         return None

@@ -80,6 +80,16 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
 """Settings that say where, how long and how fast, not what; None: the whole section. Every other setting is a choice
 that decides what is optimised. Files count by the hash of what is in them."""
 
+WHERE_USED: Mapping[str, Mapping[str, Any]] = {
+    "algo": {
+        "advantage": "reward",
+        **dict.fromkeys(("gae_gamma", "gae_lambda", "gae_whiten", "value_clip", "critic_rate")),
+    },
+    "curator": {"start_from": None},
+}
+"""Choices that are in the record only where they are in use, with what they are where they are not: so the record of
+a run that knows nothing of them is that of one that does not use them."""
+
 _PROXIMAL = {
     "recomputed": "the learner's weights at the start of the learner step",
     "behavior": "the behavior policy",
@@ -120,6 +130,10 @@ def identity(
         del chosen["environment"]
     # Where a judge is and how fast it is asked decides nothing.
     chosen["rewards"]["http"] = {name: judge.rules() for name, judge in config.rewards.http.items()}
+    for section, unused in WHERE_USED.items():
+        for name, value in unused.items():
+            if chosen[section][name] == value:
+                del chosen[section][name]
     return {
         **chosen,
         "policies": _policies(config.algo),

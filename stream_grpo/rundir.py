@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from curator.earlier import start_from
 from curator.errors import CuratorError
 from curator.ingest.report import import_files
 from curator.pool import Pool
+from curator.pool_features import features_of_pool, has_text_numbers
 from curator.schema import Problem, batch_to_bytes, problems_to_batch
 from stream_grpo.config import Config, Guard
 from stream_grpo.config_file import differences, load_run, missing_files, to_toml
@@ -76,7 +78,8 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
         pool = Pool.create(building / "pool", problems)
         if config.curator.start_from is not None:
             start_from(pool, config.curator.start_from)
-            pool.close()
+        _number_texts(config, pool, say)
+        pool.close()
         (building / HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout.around)))
         (building / INTERVAL_HELDOUT_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout.during)))
         (building / GUARDS_FILE).write_bytes(batch_to_bytes(problems_to_batch(heldout.guards)))
@@ -89,6 +92,21 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return config
+
+
+def _number_texts(config: Config, pool: Pool, say: Callable[[str], None]) -> None:
+    """Let the pool keep what its curator reads of all prompts, which takes a while for a large pool.
+
+    A part that starts has a deadline; here nothing has. Raises PoolError.
+    """
+    num = config.curator.text_numbers
+    if config.curator.estimator != "item_response" or not num or has_text_numbers(pool, num):
+        return
+    began = time.monotonic()
+    pool.become_writer()
+    features_of_pool(pool, num)
+    pool.close()
+    say(f"curator.text_numbers = {num}: made of {pool.num_problems()} prompts in {time.monotonic() - began:.1f} s")
 
 
 def _taken(config: Config) -> ConfigError:
@@ -158,6 +176,11 @@ def _take_up(config: Config, say: Callable[[str], None]) -> None:
             f"pool.files = {list(map(str, config.pool.files))}: a run keeps the pool that was imported when it began, "
             f"from {list(map(str, begun.pool.files))}; leave it as it is, or begin another run"
         )
+    if config.curator.start_from != begun.curator.start_from:
+        raise ConfigError(
+            f"curator.start_from = {config.curator.start_from}: a run keeps the outcomes that were copied when it "
+            f"began, from {begun.curator.start_from or 'nowhere'}; leave it as it is, or begin another run"
+        )
     if config.evaluation.guards != begun.evaluation.guards:
         raise ConfigError(
             "evaluation.guards: not those that this run began with; what it loses is told from scores before its first "
@@ -169,6 +192,7 @@ def _take_up(config: Config, say: Callable[[str], None]) -> None:
     if newest is not None:
         folder = config.run_dir / "checkpoints" / f"checkpoint-{newest}" / "engine"
         check_layout(folder, Layout(config.learner.num_ranks, config.learner.zero_stage))
+    _number_texts(config, pool, say)
     after = resumed_manifest(manifest, now, from_step=newest.step if newest else 0)
     _say_what_is_optimised(after["identities"][len(manifest.get("identities", [])) - 1 :], say)
     write_json(config.run_dir / MANIFEST_FILE, after)

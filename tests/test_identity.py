@@ -19,6 +19,7 @@ from stream_grpo.config_file import parse
 from stream_grpo.errors import ConfigError
 from stream_grpo.identity import (
     NOT_IN_IT,
+    WHERE_USED,
     Difference,
     differences,
     entry,
@@ -66,7 +67,7 @@ def write_run(path: Path, what: dict[str, Any], **more: Any) -> Path:
 
 def test_every_choice_of_the_recipe_is_in_the_record_those_that_are_off_too() -> None:
     found = record()["algo"]
-    assert found.keys() == {*Recipe.model_fields, "preset", "shuffle_rewards"}
+    assert found.keys() == {*Recipe.model_fields, "preset", "shuffle_rewards"} - WHERE_USED["algo"].keys()
     assert found["mask_tv"] is None
 
 
@@ -89,7 +90,16 @@ def test_every_setting_is_in_the_record_or_named_as_one_that_is_not() -> None:
     found = record()
     for section, fields in settings.items():
         left_out = NOT_IN_IT.get(section, frozenset()) if section not in _OPTIONAL else None
-        assert set(found.get(section, {})) == (set() if left_out is None else fields - left_out), section
+        expected = set() if left_out is None else fields - left_out - WHERE_USED.get(section, {}).keys()
+        assert set(found.get(section, {})) == expected, section
+
+
+def test_a_critic_and_an_earlier_run_are_in_the_record_where_there_is_one() -> None:
+    critic = {"advantage", "gae_gamma", "gae_lambda", "gae_whiten", "value_clip", "critic_rate"}
+    assert not critic & record()["algo"].keys()
+    assert "start_from" not in record()["curator"]
+    assert critic <= record(config(algo={"preset": "ppo"}))["algo"].keys()
+    assert record(config(curator={"start_from": "runs/a"}))["curator"]["start_from"] == "runs/a"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from curator.earlier import earlier_outcomes
 from curator.errors import PoolError
 from curator.pool import Pool
+from curator.pool_features import TEXT_TABLE
 from curator.schema import outcomes_to_batch
 from stream_grpo.config import Config
 from stream_grpo.config_file import load_run, parse
@@ -84,6 +85,37 @@ def test_a_run_starts_from_what_another_learned_or_says_what_is_wrong(tmp_path: 
     with pytest.raises(PoolError, match="nowhere: no pool there"):
         prepare(nowhere, resume=False, say=lambda line: None)
     assert sorted(path.name for path in first.run_dir.parent.iterdir()) == ["r", "s"]
+
+
+def test_a_resume_with_another_beginning_is_refused(tmp_path: Path, model_dir: Path) -> None:
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+    before = (config.run_dir / "config.toml").read_text()
+    changed = load_run(config.run_dir, [f'curator.start_from="{tmp_path}"'])
+    with pytest.raises(ConfigError, match=r"curator\.start_from = .*: a run keeps .*, from nowhere; leave it"):
+        prepare(changed, resume=True, say=lambda line: None)
+    assert (config.run_dir / "config.toml").read_text() == before
+
+
+def test_numbers_of_texts_are_made_before_a_deadline_counts_once_and_where_they_are_read(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    said: list[str] = []
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=said.append)
+    made = "curator.text_numbers = 32: made of 17 prompts in "
+    assert sum(line.startswith(made) for line in said) == 1
+    kept = Pool.open(config.run_dir / "pool").further_table(TEXT_TABLE)
+    assert kept is not None
+    assert kept.num_rows == 17  # 20 problems, of which 3 are held out
+    # A run of which an earlier version has made the pool, and one that has them.
+    shutil.rmtree(config.run_dir / "pool" / f"{TEXT_TABLE}.lance")
+    for expected in (1, 0):
+        said.clear()
+        prepare(config, resume=True, say=said.append)
+        assert sum(line.startswith(made) for line in said) == expected
+    Pool.open(config.run_dir / "pool").become_writer()  # nobody holds it any more
+    sections = {"run": {"name": "beta"}, "curator": {"estimator": "beta"}}
+    without = prepare(configuration(tmp_path, model_dir, **sections), resume=False, say=lambda line: None)
+    assert Pool.open(without.run_dir / "pool").further_table(TEXT_TABLE) is None
 
 
 def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path, model_dir: Path) -> None:
@@ -246,7 +278,7 @@ def test_columns_of_other_names_are_mapped(tmp_path: Path, model_dir: Path) -> N
     said: list[str] = []
     config = prepare(configuration(tmp_path, model_dir, pool=pool, evaluation=none), resume=False, say=said.append)
     assert len(Pool.open(config.run_dir / "pool").problems()) == 10
-    assert said[-1] == "no evaluation before and after training: evaluation.files names no file"
+    assert "no evaluation before and after training: evaluation.files names no file" in said
 
 
 def test_a_pool_of_which_nothing_is_left_says_why(tmp_path: Path, model_dir: Path) -> None:

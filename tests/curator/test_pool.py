@@ -1,10 +1,13 @@
 """The pool on a real LanceDB."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import lancedb
+import pyarrow as pa
 import pytest
 
 from curator.errors import PoolError
@@ -113,6 +116,49 @@ def test_a_pool_of_another_schema_is_refused(tmp_path: Path) -> None:
     database.create_table("problems", data=[{"problem_id": "a"}])
     with pytest.raises(PoolError, match="table problems is of schema"):
         Pool.open(tmp_path / "pool")
+
+
+def test_a_further_table_is_what_it_was_until_it_is_what_it_becomes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool(tmp_path / "pool")
+    pool.keep_further_table("further", pa.table({"a": [1, 2]}))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lancedb.db.LanceDBConnection, "create_table", full)
+        with pytest.raises(PoolError, match="cannot write the table further: no space left"):
+            pool.keep_further_table("further", pa.table({"b": ["x"]}))
+    assert pool.further_table("further") == pa.table({"a": [1, 2]})
+    pool.keep_further_table("further", pa.table({"b": ["x"]}))
+    assert Pool.open(pool.path).further_table("further") == pa.table({"b": ["x"]})
+
+
+def test_a_table_whose_first_write_was_cut_off_is_not_there_and_stops_nothing(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool")
+    pool.keep_further_table("further", pa.table({"a": [1]}))
+    pool.of_run("r").append_outcomes(outcomes_to_batch([make_outcome(0)]))
+    # What a process leaves that dies before the first version of a table stands: its rows.
+    for name in ("further", "outcomes-r"):
+        shutil.rmtree(pool.path / f"{name}.lance" / "_versions")
+    assert pool.further_table("further") is None
+    pool.keep_further_table("further", pa.table({"a": [2]}))
+    assert pool.further_table("further") == pa.table({"a": [2]})
+    assert pool.of_run("r").last_sequence() == -1
+
+
+def test_problems_that_runs_share_are_not_removed_under_them(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 3)
+    first, second = pool.of_run("a"), pool.of_run("b")
+    for each in (pool, first, second):
+        with pytest.raises(PoolError, match="runs share these problems; remove from the pool opened anew"):
+            each.remove(["p0000"])
+    assert [each.index_of("p0001") for each in (pool, first, second)] == [1, 1, 1]
+    alone = Pool.open(pool.path)
+    alone.remove(["p0000"])
+    assert (alone.problem_ids, alone.index_of("p0001")) == (["p0001", "p0002"], 0)
 
 
 def test_the_client_loads_neither_lancedb_nor_the_state() -> None:
