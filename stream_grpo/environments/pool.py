@@ -43,7 +43,7 @@ class Limits:
     """Of a worker and of a call in it; a worker over a limit is killed from outside, whatever it is doing."""
 
     step_s: float = 10.0
-    """Seconds for one step or reset; a replay has them for each action."""
+    """Seconds for one step or reset; a replay has them for its reset and for each action."""
     load_s: float = 60.0
     """Seconds for a worker to start with the environment loaded."""
     memory_bytes: int = 4 << 30
@@ -61,6 +61,8 @@ class _Task:
     num_tries: int = 0
     waited_s: float = 0.0
     """In the queue, before its newest try."""
+    num_steps: int = 1
+    """Resets and steps that its newest try may take."""
 
 
 @dataclass(slots=True)
@@ -263,11 +265,14 @@ class EnvironmentPool:
             for task in batch:
                 if (home := self._homes.get(task.call.trajectory)) is not None and home is not seat:
                     self._leave(task, home)
+                # Its home holds all that was played before.
+                task.num_steps = 1 if home is seat else len(task.call.actions) + 1
                 self._homes[task.call.trajectory] = seat
                 task.waited_s = now - task.queued_at
             self._under_way[seat] = deque(batch)
             try:
-                seat.give([task.call.as_plain() for task in batch])
+                most_steps = max(task.num_steps for task in batch)
+                seat.give([task.call.as_plain() for task in batch], most_steps=most_steps)
             except OSError:
                 self._replace(seat, "its worker ended")
 
@@ -305,8 +310,8 @@ class EnvironmentPool:
         if seat not in self._under_way:
             return math.inf
         task = self._under_way[seat][0]
-        num_actions = seat.longest if task is None else len(task.call.actions)
-        return seat.given_at + self._limits.step_s * (num_actions + 1)
+        num_steps = seat.most_steps if task is None else task.num_steps
+        return seat.given_at + self._limits.step_s * num_steps
 
     def _hear(self, seat: Seat | None) -> None:
         if seat is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -71,11 +72,23 @@ def test_a_tool_that_hangs_is_killed_and_holds_nobody_up(pool: EnvironmentPool) 
     pool.submit(call("quick", "go"))
     first = replies(pool, 1)
     assert step_of(first["quick"]).observation == "1 of seed 3"
-    # Tried a second time, which hangs too: two deadlines of one action, each twice the time of one step.
+    # Tried a second time, which hangs too: a deadline of one step, and one of a reset and a step.
     assert "not answered within 1 s" in replies(pool, 1)["slow"].error
     after = pool.status()
     assert (after["num_kills"] - before["num_kills"], after["num_retries"] - before["num_retries"]) == (2, 1)
     assert after["num_errors"] - before["num_errors"] == 1
+
+
+def test_a_later_step_has_no_later_deadline() -> None:
+    with EnvironmentPool(COUNTER, num_workers=2, limits=Limits(step_s=2.0, max_retries=0)) as pool:
+        ask(pool, call("old"))
+        seen: tuple[str, ...] = ()
+        for num in range(1, 4):
+            seen += (digest(step_of(ask(pool, call("old", *["go"] * num, seen=seen)))),)
+        pool.submit(call("old", "go", "go", "go", "sleep 60", seen=seen))
+        # A reset and three steps: four times as long as the one step of the other.
+        pool.submit(replace(call("new", "go", "go", "sleep 60"), open_loop=True))
+        assert {name: reply.error[:12] for name, reply in replies(pool, 1).items()} == {"old": "not answered"}
 
 
 def test_what_stands_behind_a_call_that_hangs_is_handed_out_anew(pool: EnvironmentPool) -> None:
