@@ -16,12 +16,22 @@ from stream_grpo.environments.calls import CallFormat, Malformed, find_call
 from stream_grpo.environments.protocol import End, Start, Step
 from stream_grpo.rewards.messages import ProblemRow
 
-NAME, VERSION = "records", "1"
+NAME, VERSION = "records", "2"
 TOOL = "sql"
 _WRITES = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_DROP_TABLE})
 _ALTER = sqlite3.SQLITE_ALTER_TABLE
-# What reaches beyond the database, or hides what was done.
-_NEVER = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA})
+# What reaches beyond the database, or hides what was done: a temporary object stands before a table of its name.
+_NEVER = frozenset(
+    {
+        sqlite3.SQLITE_ATTACH,
+        sqlite3.SQLITE_DETACH,
+        sqlite3.SQLITE_PRAGMA,
+        sqlite3.SQLITE_CREATE_TEMP_INDEX,
+        sqlite3.SQLITE_CREATE_TEMP_TABLE,
+        sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
+        sqlite3.SQLITE_CREATE_TEMP_VIEW,
+    }
+)
 _NEVER_CALLED = frozenset({"load_extension", "readfile", "writefile", "randomblob", "random", "zeroblob"})
 # Instructions between two looks, and looks in all: a limit that is the same on every machine.
 _INSTRUCTIONS, _MAX_LOOKS = 1000, 1000

@@ -101,6 +101,9 @@ def test_a_write_to_a_protected_table_ends_the_trajectory(query: str) -> None:
         "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n",
         "select * from nothing",
         "select 1; select 2",
+        "create temp table stock as select 'bolt' item, 4 num",
+        "create temp view stock as select 'bolt' item, 4 num",
+        "create temp trigger t after insert on stock begin select 1; end",
     ],
 )
 def test_what_a_query_may_not_do_is_an_error_that_it_reads(query: str) -> None:
@@ -109,6 +112,13 @@ def test_what_a_query_may_not_do_is_an_error_that_it_reads(query: str) -> None:
     step = task.step(call(query))
     assert step.end is None
     assert step.observation.startswith("error: ")
+
+
+def test_a_temporary_object_does_not_stand_for_the_end_state() -> None:
+    task = records()
+    task.reset(0, None)
+    task.step(call("create temp view stock as select 'bolt' item, 4 num"))
+    assert task.step("done").end is End.POLICY_FAILURE
 
 
 def test_a_row_without_its_columns_is_refused() -> None:
