@@ -74,7 +74,6 @@ class Reply:
             plain["start"] = {"snapshot": snapshot, "observation": self.start.observation}
         if self.step is not None:
             plain["step"] = {name: getattr(self.step, name) for name in Step.__slots__}
-            plain["step"]["milestones"] = {str(name): float(v) for name, v in self.step.milestones.items()}
         return plain
 
     @classmethod

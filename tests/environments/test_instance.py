@@ -1,6 +1,7 @@
 """Calls of environments without processes: begun, played again, cut, refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from stream_grpo.environments.instance import Call, Instances, Reply
 from stream_grpo.environments.loading import load, version_of
 from stream_grpo.environments.protocol import End, Step, cut, digest
 from stream_grpo.environments.verifiers_adapter import VerifiersEnvironment
+from stream_grpo.environments.worker import answer_line
 from stream_grpo.errors import ConfigError
 from stream_grpo.rewards.messages import ProblemRow
 
@@ -50,6 +52,19 @@ def test_an_environment_begins_steps_and_ends(name: str) -> None:
     last = over_the_wire(found, call("go", "end", seen=(digest(first),))).step
     assert last is not None
     assert (last.end, last.milestones) == (End.SUCCESS, {"counted": 2.0})
+
+
+def test_numbers_of_any_kind_cross_the_wire() -> None:
+    found = instances("Unplain")
+    over_the_wire(found, call())
+    step = over_the_wire(found, call("end")).step
+    assert step == Step(end=End.SUCCESS, score=1.0, step_score=1.0, milestones={"all": 1.0}, failed=True)
+
+
+def test_an_answer_that_json_cannot_hold_is_an_error_of_the_environment() -> None:
+    answer = json.loads(answer_line(replace(call("go"), open_loop=True).as_plain(), instances("Unplain")))
+    assert answer["trajectory"] == "t"
+    assert answer["error"] == "TypeError: Object of type Unplain is not JSON serializable"
 
 
 def test_another_worker_plays_the_actions_again() -> None:
