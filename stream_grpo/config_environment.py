@@ -46,7 +46,7 @@ class Environment(BaseModel):
     max_retries: int = Field(1, ge=0)
     """How often a call is made again after an error of the environment; then the rollout ends as env_error."""
     max_errors_in_row: int = Field(32, ge=1)
-    """So many calls in a row that ended in an error end the run with the last of them."""
+    """Errors in so many groups, without an answer between them, end the run with the last of them."""
 
     @property
     def observation_room_tokens(self) -> int:

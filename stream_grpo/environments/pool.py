@@ -51,7 +51,8 @@ class Limits:
     max_retries: int = 1
     """How often a call is made again, by replay in another worker or a new one, after an error."""
     max_errors_in_row: int | None = 32
-    """So many calls in a row that ended in an error, retries included, end the run; None: no number does."""
+    """Errors in so many groups, retries included and without an answer between them, end the run; None: in any number
+    they do not. A group is a problem with a seed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +106,9 @@ class EnvironmentPool:
         self._homes: dict[str, Seat] = {}
         self._times: dict[str, _Times] = {}
         self._all_times = Timings()
-        self._num_calls = self._num_retries = self._num_errors = self._num_in_row = 0
+        # Groups, by problem and seed, of the errors since the newest answer.
+        self._failed_in_row: set[tuple[str, int | None]] = set()
+        self._num_calls = self._num_retries = self._num_errors = 0
         self._num_kills = self._num_restarts = self._num_failed_starts = self._num_replayed = 0
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
@@ -131,7 +134,7 @@ class EnvironmentPool:
     def poll(self, timeout_s: float = 0.0) -> list[tuple[str, Reply]]:
         """Replies not yet returned, in the order of their coming; waits up to `timeout_s` for one where any is due.
 
-        Raises EnvironmentFailedError where too many calls in a row failed or no worker starts, with the first error.
+        Raises EnvironmentFailedError where too many groups in a row failed or no worker starts, with the last error.
         """
         with self._changed:
             if not self._finished and timeout_s and self.num_open:
@@ -346,7 +349,7 @@ class EnvironmentPool:
         times.queue.add(task.waited_s)
         self._num_calls += 1
         self._num_replayed += reply.num_replayed
-        self._num_in_row = 0
+        self._failed_in_row.clear()
         self._settle(task, reply)
 
     def _failed(self, task: _Task, error: str) -> None:
@@ -361,14 +364,19 @@ class EnvironmentPool:
             self._queue.appendleft(task)
             return
         self._num_errors += 1
-        self._num_in_row += 1
-        limit = self._limits.max_errors_in_row
-        if limit is not None and self._num_in_row >= limit:
-            raise EnvironmentFailedError(
-                f"{self._num_in_row} calls of the environment {self._worker['name']!r} in a row failed, which is the "
-                f"limit; the last: {error}"
-            )
+        if trajectory not in self._forgotten:
+            self._count_in_row(task.call, error)
         self._settle(task, Reply(error=error))
+
+    def _count_in_row(self, call: Call, error: str) -> None:
+        """One bad row fails with all its rollouts, and its replicas with seeds of their own: it counts once."""
+        self._failed_in_row.add((call.problem.problem_id, None if call.open_loop else call.seed))
+        limit = self._limits.max_errors_in_row
+        if limit is not None and len(self._failed_in_row) >= limit:
+            raise EnvironmentFailedError(
+                f"{len(self._failed_in_row)} groups of the environment {self._worker['name']!r} in a row failed, which "
+                f"is the limit; the last: {error}"
+            )
 
     def _settle(self, task: _Task, reply: Reply) -> None:
         trajectory = task.call.trajectory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +23,9 @@ COUNTER = "python:tests.environments.worlds.Counter"
 LONG_S = 60.0
 
 
-def call(trajectory: str, *actions: str, seen: tuple[str, ...] = ()) -> Call:
+def call(trajectory: str, *actions: str, seen: tuple[str, ...] = (), seed: int = 3) -> Call:
     problem = ProblemRow(problem_id="p", answer="", verifier="environment")
-    return Call(trajectory=trajectory, problem=problem, seed=3, actions=actions, seen=seen)
+    return Call(trajectory=trajectory, problem=problem, seed=seed, actions=actions, seen=seen)
 
 
 def replies(pool: EnvironmentPool, num: int) -> dict[str, Reply]:
@@ -34,6 +34,12 @@ def replies(pool: EnvironmentPool, num: int) -> dict[str, Reply]:
     while len(found) < num and time.monotonic() < deadline:
         found |= dict(pool.poll(1.0))
     return found
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def ask(pool: EnvironmentPool, asked: Call) -> Reply:
@@ -142,19 +148,30 @@ def test_what_is_forgotten_gets_no_reply(pool: EnvironmentPool) -> None:
     time.sleep(0.1)
     pool.forget("f")
     assert ask(pool, call("g")).start is not None
-    deadline = time.monotonic() + LONG_S
-    while pool.num_open and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: pool.num_open == 0)
     assert pool.poll() == []
 
 
-def test_too_many_errors_in_a_row_end_it_with_one_of_them() -> None:
+def test_errors_in_too_many_groups_in_a_row_end_it_with_one_of_them() -> None:
     limits = Limits(max_retries=0, max_errors_in_row=3)
     with EnvironmentPool("python:tests.environments.worlds.broken", limits=limits) as pool:
-        for name in "abc":
-            pool.submit(call(name))
-        with pytest.raises(EnvironmentFailedError, match=r"3 calls of the environment .* cannot be made"):
-            replies(pool, 3)
+        for name in "abcdefgh":  # two groups of four
+            pool.submit(call(name, seed=name > "d"))
+        assert all("cannot be made" in reply.error for reply in replies(pool, 8).values())
+        pool.submit(call("i", seed=2))
+        with pytest.raises(EnvironmentFailedError, match=r"3 groups of the environment .* cannot be made"):
+            replies(pool, 1)
+
+
+def test_an_error_of_what_is_forgotten_is_none_in_a_row() -> None:
+    limits = Limits(step_s=1.0, max_retries=0, max_errors_in_row=1)
+    with EnvironmentPool(COUNTER, limits=limits) as pool:
+        pool.submit(replace(call("f", "sleep 60"), open_loop=True))
+        until(lambda: pool.status()["num_queued"] == 0)
+        pool.forget("f")
+        until(lambda: pool.num_open == 0)
+        assert pool.status()["num_kills"] == 1
+        assert pool.poll() == []
 
 
 def test_an_environment_that_cannot_be_loaded_ends_it() -> None:
