@@ -265,17 +265,19 @@ class EnvironmentPool:
                 continue
             chosen = set(batch)
             self._queue = deque(task for task in self._queue if task not in chosen)
+            calls = []
             for task in batch:
                 if (home := self._homes.get(task.call.trajectory)) is not None and home is not seat:
                     self._leave(task, home)
                 # Its home holds all that was played before.
                 task.num_steps = 1 if home is seat else len(task.call.actions) + 1
+                calls.append(task.call.newest_alone() if home is seat else task.call)
                 self._homes[task.call.trajectory] = seat
                 task.waited_s = now - task.queued_at
             self._under_way[seat] = deque(batch)
             try:
                 most_steps = max(task.num_steps for task in batch)
-                seat.give([task.call.as_plain() for task in batch], most_steps=most_steps)
+                seat.give([call.as_plain() for call in calls], most_steps=most_steps)
             except OSError:
                 self._replace(seat, "its worker ended")
 

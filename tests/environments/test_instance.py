@@ -78,6 +78,18 @@ def test_another_worker_plays_the_actions_again() -> None:
     assert reply.num_replayed == 1
 
 
+def test_a_worker_that_holds_the_environment_needs_the_newest_action_alone() -> None:
+    found = instances()
+    found.answer(call())
+    one = found.answer(call("go")).step
+    assert one is not None
+    asked = call("go", "go", seen=(digest(one),)).newest_alone()
+    assert (asked.actions, asked.seen) == (("go",), ())
+    assert over_the_wire(found, asked).step == Step(observation="2 of seed 3", tool="go")
+    with pytest.raises(ValueError, match="does not hold what 1 actions"):
+        instances().answer(asked)
+
+
 def test_an_environment_that_answers_otherwise_when_played_again_is_an_error() -> None:
     first = instances()
     first.answer(call())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from stream_grpo.environments.instance import Call, Reply
 from stream_grpo.environments.pool import EnvironmentPool, Limits
 from stream_grpo.environments.protocol import Step, digest
+from stream_grpo.environments.seat import Seat
 from stream_grpo.errors import EnvironmentFailedError
 from stream_grpo.registry.names import unknown
 from stream_grpo.rewards.messages import ProblemRow
@@ -68,6 +70,21 @@ def test_a_trajectory_goes_on_where_it_began(pool: EnvironmentPool) -> None:
     one = step_of(ask(pool, call("a", "pid")))
     two = step_of(ask(pool, call("a", "pid", "pid", seen=(digest(one),))))
     assert one.evidence == two.evidence
+
+
+def test_its_worker_is_given_the_newest_action_alone(pool: EnvironmentPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[str, ...]] = []
+    give = Seat.give
+
+    def noted(seat: Seat, calls: Sequence[Mapping[str, Any]], *, most_steps: int) -> None:
+        given.extend(plain["actions"] for plain in calls)
+        give(seat, calls, most_steps=most_steps)
+
+    monkeypatch.setattr(Seat, "give", noted)
+    ask(pool, call("h"))
+    one = step_of(ask(pool, call("h", "go")))
+    assert step_of(ask(pool, call("h", "go", "go", seen=(digest(one),)))).observation == "2 of seed 3"
+    assert given == [(), ("go",), ("go",)]
 
 
 def test_a_tool_that_hangs_is_killed_and_holds_nobody_up(pool: EnvironmentPool) -> None:
