@@ -61,7 +61,14 @@ def workers() -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[EnvironmentPool]:
-    with EnvironmentPool(COUNTER, num_workers=2, limits=Limits(step_s=1.0, max_errors_in_row=None)) as pool:
+    with EnvironmentPool(COUNTER, num_workers=2, limits=Limits(step_s=LONG_S)) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[EnvironmentPool]:
+    """For calls that hang; on a busy machine it may kill others too, which then are played again."""
+    with EnvironmentPool(COUNTER, num_workers=2, limits=Limits(step_s=2.0, max_errors_in_row=None)) as pool:
         yield pool
 
 
@@ -87,19 +94,20 @@ def test_its_worker_is_given_the_newest_action_alone(pool: EnvironmentPool, monk
     assert given == [(), ("go",), ("go",)]
 
 
-def test_a_tool_that_hangs_is_killed_and_holds_nobody_up(pool: EnvironmentPool) -> None:
+def test_a_tool_that_hangs_is_killed_and_holds_nobody_up(impatient: EnvironmentPool) -> None:
     for name in ("slow", "quick"):
-        ask(pool, call(name))
-    before = pool.status()
-    pool.submit(call("slow", "sleep 60"))
-    pool.submit(call("quick", "go"))
-    first = replies(pool, 1)
+        ask(impatient, call(name))
+    before = impatient.status()
+    impatient.submit(call("slow", "sleep 60"))
+    impatient.submit(call("quick", "go"))
+    first = replies(impatient, 1)
     assert step_of(first["quick"]).observation == "1 of seed 3"
     # Tried a second time, which hangs too: a deadline of one step, and one of a reset and a step.
-    assert "not answered within 1 s" in replies(pool, 1)["slow"].error
-    after = pool.status()
-    assert (after["num_kills"] - before["num_kills"], after["num_retries"] - before["num_retries"]) == (2, 1)
-    assert after["num_errors"] - before["num_errors"] == 1
+    assert "not answered within 2 s" in replies(impatient, 1)["slow"].error
+    more = {name: impatient.status()[name] - before[name] for name in ("num_kills", "num_retries", "num_errors")}
+    # Both tries of the slow call at least; whatever else was killed was tried again.
+    assert more["num_kills"] >= 2
+    assert more["num_kills"] - more["num_retries"] == more["num_errors"] == 1
 
 
 def test_a_later_step_has_no_later_deadline() -> None:
@@ -114,19 +122,19 @@ def test_a_later_step_has_no_later_deadline() -> None:
         assert {name: reply.error[:12] for name, reply in replies(pool, 1).items()} == {"old": "not answered"}
 
 
-def test_what_stands_behind_a_call_that_hangs_is_handed_out_anew(pool: EnvironmentPool) -> None:
+def test_what_stands_behind_a_call_that_hangs_is_handed_out_anew(impatient: EnvironmentPool) -> None:
     # So many short calls that they are handed out several at once.
     names = [f"many{i}" for i in range(60)]
     for name in ["hangs", *names]:
-        pool.submit(call(name))
-    starts = replies(pool, 61)
+        impatient.submit(call(name))
+    starts = replies(impatient, 61)
     assert all(reply.start is not None for reply in starts.values())
-    pool.submit(call("hangs", "sleep 60"))
+    impatient.submit(call("hangs", "sleep 60"))
     for name in names:
-        pool.submit(call(name, "go"))
-    found = replies(pool, 60)
+        impatient.submit(call(name, "go"))
+    found = replies(impatient, 60)
     assert {name: step_of(found[name]).observation for name in names} == dict.fromkeys(names, "1 of seed 3")
-    assert "not answered" in replies(pool, 1)["hangs"].error
+    assert "not answered" in replies(impatient, 1)["hangs"].error
 
 
 def test_a_worker_that_is_killed_costs_a_replay_and_nothing_else(pool: EnvironmentPool, tmp_path: Path) -> None:
@@ -162,7 +170,7 @@ def test_an_exception_is_tried_again_and_is_then_an_error(pool: EnvironmentPool)
 def test_what_is_forgotten_gets_no_reply(pool: EnvironmentPool) -> None:
     ask(pool, call("f"))
     pool.submit(call("f", "sleep 0.3"))
-    time.sleep(0.1)
+    until(lambda: pool.status()["num_queued"] == 0)
     pool.forget("f")
     assert ask(pool, call("g")).start is not None
     until(lambda: pool.num_open == 0)
