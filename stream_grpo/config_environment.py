@@ -40,7 +40,8 @@ class Environment(BaseModel):
     num_workers: int = Field(1, ge=1)
     """Worker processes of each sampler."""
     step_timeout_s: float = Field(10.0, gt=0)
-    """Of one reset or step; a worker over it is killed, and the trajectory is played again in another."""
+    """Of one reset or step; a worker over it is killed, and the trajectory is played again in another, which has it for
+    the reset and for each action."""
     memory_limit_bytes: int = Field(4 << 30, ge=256 << 20)
     """Address space of a worker, libraries included."""
     max_retries: int = Field(1, ge=0)
