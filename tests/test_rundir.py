@@ -71,7 +71,7 @@ def test_a_new_run_has_its_pool_its_held_out_problems_and_its_manifest(tmp_path:
 
 def test_the_source_of_an_environment_is_in_the_identity_of_its_run(tmp_path: Path, model_dir: Path) -> None:
     module = tmp_path / "counting_world.py"
-    sections = {
+    sections: dict[str, Any] = {
         "environment": {"name": "python:counting_world.Made", "max_steps": 1, "max_observation_tokens": 16},
         "rewards": {"function_dir": str(tmp_path)},
     }

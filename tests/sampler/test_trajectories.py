@@ -118,7 +118,7 @@ def test_slots_are_counted_while_another_thread_adds(monkeypatch: pytest.MonkeyP
         """While it is looked at, once, the thread of the engine adds a request."""
 
         @property
-        def snapshot(self) -> bytes | None:  # type: ignore[override]
+        def snapshot(self) -> bytes | None:
             for one in late:
                 made.add(one)
             return None
