@@ -40,13 +40,14 @@ class Environment(BaseModel):
     num_workers: int = Field(1, ge=1)
     """Worker processes of each sampler."""
     step_timeout_s: float = Field(10.0, gt=0)
-    """Of one reset or step; a worker over it is killed, and the trajectory is played again in another."""
+    """Of one reset or step; a worker over it is killed, and the trajectory is played again in another, which has it for
+    the reset and for each action."""
     memory_limit_bytes: int = Field(4 << 30, ge=256 << 20)
     """Address space of a worker, libraries included."""
     max_retries: int = Field(1, ge=0)
     """How often a call is made again after an error of the environment; then the rollout ends as env_error."""
     max_errors_in_row: int = Field(32, ge=1)
-    """So many calls in a row that ended in an error end the run with the last of them."""
+    """Errors in so many groups, without an answer between them, end the run with the last of them."""
 
     @property
     def observation_room_tokens(self) -> int:

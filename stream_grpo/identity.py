@@ -111,13 +111,19 @@ _DENOMINATOR = {
 
 
 def identity(
-    config: Config, *, model_sha256: Mapping[str, str], tokenizer: str, pool: str, verifiers: Mapping[str, str]
+    config: Config,
+    *,
+    model_sha256: Mapping[str, str],
+    tokenizer: str,
+    pool: str,
+    verifiers: Mapping[str, str],
+    environment: str | None = None,
 ) -> dict[str, Any]:
     """Every choice that decides what is optimised, by section; plain values, as JSON holds them.
 
     `model_sha256` is by file of the model folder, `tokenizer` and `pool` are fingerprints, `verifiers` are those that
-    problems name, with their versions. Seeds and versions of libraries stand beside it in the manifest: they decide
-    which numbers come out, not of what.
+    problems name, with their versions, `environment` is the version of the one in use. Seeds and versions of libraries
+    stand beside it in the manifest: they decide which numbers come out, not of what.
     """
     chosen = {
         section: {name: value for name, value in values.items() if name not in (NOT_IN_IT.get(section) or ())}
@@ -128,6 +134,8 @@ def identity(
         del chosen["control"]
     if config.environment.name is None:
         del chosen["environment"]
+    else:
+        chosen["environment"]["version"] = environment
     # Where a judge is and how fast it is asked decides nothing.
     chosen["rewards"]["http"] = {name: judge.rules() for name, judge in config.rewards.http.items()}
     for section, unused in WHERE_USED.items():

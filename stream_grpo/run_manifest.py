@@ -12,6 +12,7 @@ from typing import Any
 from curator.pool import Pool
 from stream_grpo.config import Config
 from stream_grpo.config_file import to_toml
+from stream_grpo.environments.loading import version_of
 from stream_grpo.files import sha256
 from stream_grpo.identity import entry, identity
 from stream_grpo.rewards.scoring import check_verifiers, scoring_version, versions
@@ -44,6 +45,7 @@ def make_manifest(config: Config, pool: Pool, prompts: Prompts) -> dict[str, Any
         tokenizer=prompts.fingerprint,
         pool=pool_fingerprint,
         verifiers=_verifiers(config, pool),
+        environment=_environment(config),
     )
     return {
         "started_at_s": time.time(),
@@ -83,6 +85,12 @@ def _verifiers(config: Config, pool: Pool) -> dict[str, str]:
     names = {problem.verifier for problem in pool.problems()}
     check_verifiers(names, config.rewards, config.stream.sample_deadline_s)
     return versions(names, config.rewards)
+
+
+def _environment(config: Config) -> str | None:
+    """The version of the environment, where there is one."""
+    name = config.environment.name
+    return None if name is None else version_of(name, [str(config.rewards.function_dir)])
 
 
 def _model_hashes(config: Config) -> dict[str, str]:

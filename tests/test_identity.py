@@ -154,6 +154,12 @@ def test_contents_and_verifiers_count() -> None:
     assert names(record(), record(pool="q")) == ["contents.pool"]
 
 
+def test_the_version_of_the_environment_counts() -> None:
+    acting = {"name": "calculator", "max_steps": 2}
+    found = [record(config(environment=acting), environment=version) for version in "12"]
+    assert names(*found) == ["environment.version"]
+
+
 def test_the_hash_is_that_of_canonical_json() -> None:
     # Keys sorted, no spaces: {"a":{"c":[1,2],"d":null},"b":0.5}
     expected = hashlib.sha256(b'{"a":{"c":[1,2],"d":null},"b":0.5}').hexdigest()

@@ -1,5 +1,6 @@
 """What a run checks and writes before anything starts."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -67,6 +68,21 @@ def test_a_new_run_has_its_pool_its_held_out_problems_and_its_manifest(tmp_path:
     assert manifest["group_config_hash"]
     assert "model.safetensors" in manifest["model_sha256"]
     assert load_run(config.run_dir) == config
+
+
+def test_the_source_of_an_environment_is_in_the_identity_of_its_run(tmp_path: Path, model_dir: Path) -> None:
+    module = tmp_path / "counting_world.py"
+    sections: dict[str, Any] = {
+        "environment": {"name": "python:counting_world.Made", "max_steps": 1, "max_observation_tokens": 16},
+        "rewards": {"function_dir": str(tmp_path)},
+    }
+    config = configuration(tmp_path, model_dir, **sections)
+    for text in ("one", "two"):
+        module.write_text(f"# {text}")
+        prepare(config, resume=text == "two", say=lambda line: None)
+    identities = json.loads((config.run_dir / "manifest.json").read_text())["identities"]
+    one, two = (hashlib.sha256(f"# {text}".encode()).hexdigest()[:12] for text in ("one", "two"))
+    assert [item["identity"]["environment"]["version"] for item in identities] == [one, two]
 
 
 def test_a_run_starts_from_what_another_learned_or_says_what_is_wrong(tmp_path: Path, model_dir: Path) -> None:

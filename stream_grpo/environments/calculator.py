@@ -74,9 +74,13 @@ class Calculator:
 
     def _run(self, code: str) -> str:
         expression = _expression(code)
-        if expression is not None and (value := _value(expression)) is not None:
+        try:
+            value = None if expression is None else _value(expression)
+        except RecursionError:  # nested too deep for this stack; the sandbox has one of its own
+            value = None
+        if value is not None:
             return str(value)
-        program = code if expression is None else f"print({ast.unparse(expression)})"
+        program = code if expression is None else f"print((\n{code.strip()}\n))"
         level = required_level(allow_weaker=self._allow_weaker)
         with Sandbox(program, limits=self._limits, level=level) as sandbox:
             run = sandbox.run("")

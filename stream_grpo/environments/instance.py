@@ -6,7 +6,7 @@ import asyncio
 import base64
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stream_grpo.environments.protocol import (
@@ -41,6 +41,13 @@ class Call:
     open_loop: bool = False
     """Play all actions from the start, whatever they are answered, and give the answer to the last, or the end that
     comes before."""
+    num_left_out: int = 0
+    """Actions before these, which the worker has played already."""
+
+    def newest_alone(self) -> Call:
+        """The same for a worker that holds the environment: without the actions that it has played."""
+        num_left_out = max(0, len(self.actions) - 1)
+        return replace(self, actions=self.actions[num_left_out:], seen=(), num_left_out=num_left_out)
 
     def as_plain(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -74,7 +81,6 @@ class Reply:
             plain["start"] = {"snapshot": snapshot, "observation": self.start.observation}
         if self.step is not None:
             plain["step"] = {name: getattr(self.step, name) for name in Step.__slots__}
-            plain["step"]["milestones"] = {str(name): float(v) for name, v in self.step.milestones.items()}
         return plain
 
     @classmethod
@@ -109,11 +115,13 @@ class Instances:
         if call.open_loop:
             return self._played(call)
         held = self._held.pop(call.trajectory, None)
-        num_before = len(call.actions) - 1
+        num_before = call.num_left_out + len(call.actions) - 1
         if held is not None and held.num_actions != num_before:
             held = None
         num_replayed = 0
         if held is None:
+            if call.num_left_out:
+                raise ValueError(f"its worker does not hold what {call.num_left_out} actions have led to")
             held = self._begun(call)
             for action, seen in zip(call.actions[:-1], call.seen, strict=True):
                 if digest(self._step(held, action, call)) != seen:

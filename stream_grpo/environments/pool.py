@@ -43,7 +43,7 @@ class Limits:
     """Of a worker and of a call in it; a worker over a limit is killed from outside, whatever it is doing."""
 
     step_s: float = 10.0
-    """Seconds for one step or reset; a replay has them for each action."""
+    """Seconds for one step or reset; a replay has them for its reset and for each action."""
     load_s: float = 60.0
     """Seconds for a worker to start with the environment loaded."""
     memory_bytes: int = 4 << 30
@@ -51,7 +51,8 @@ class Limits:
     max_retries: int = 1
     """How often a call is made again, by replay in another worker or a new one, after an error."""
     max_errors_in_row: int | None = 32
-    """So many calls in a row that ended in an error, retries included, end the run; None: no number does."""
+    """Errors in so many groups, retries included and without an answer between them, end the run; None: in any number
+    they do not. A group is a problem with a seed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +62,8 @@ class _Task:
     num_tries: int = 0
     waited_s: float = 0.0
     """In the queue, before its newest try."""
+    num_steps: int = 1
+    """Resets and steps that its newest try may take."""
 
 
 @dataclass(slots=True)
@@ -103,7 +106,9 @@ class EnvironmentPool:
         self._homes: dict[str, Seat] = {}
         self._times: dict[str, _Times] = {}
         self._all_times = Timings()
-        self._num_calls = self._num_retries = self._num_errors = self._num_in_row = 0
+        # Groups, by problem and seed, of the errors since the newest answer.
+        self._failed_in_row: set[tuple[str, int | None]] = set()
+        self._num_calls = self._num_retries = self._num_errors = 0
         self._num_kills = self._num_restarts = self._num_failed_starts = self._num_replayed = 0
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
@@ -129,7 +134,7 @@ class EnvironmentPool:
     def poll(self, timeout_s: float = 0.0) -> list[tuple[str, Reply]]:
         """Replies not yet returned, in the order of their coming; waits up to `timeout_s` for one where any is due.
 
-        Raises EnvironmentFailedError where too many calls in a row failed or no worker starts, with the first error.
+        Raises EnvironmentFailedError where too many groups in a row failed or no worker starts, with the last error.
         """
         with self._changed:
             if not self._finished and timeout_s and self.num_open:
@@ -260,14 +265,19 @@ class EnvironmentPool:
                 continue
             chosen = set(batch)
             self._queue = deque(task for task in self._queue if task not in chosen)
+            calls = []
             for task in batch:
                 if (home := self._homes.get(task.call.trajectory)) is not None and home is not seat:
                     self._leave(task, home)
+                # Its home holds all that was played before.
+                task.num_steps = 1 if home is seat else len(task.call.actions) + 1
+                calls.append(task.call.newest_alone() if home is seat else task.call)
                 self._homes[task.call.trajectory] = seat
                 task.waited_s = now - task.queued_at
             self._under_way[seat] = deque(batch)
             try:
-                seat.give([task.call.as_plain() for task in batch])
+                most_steps = max(task.num_steps for task in batch)
+                seat.give([call.as_plain() for call in calls], most_steps=most_steps)
             except OSError:
                 self._replace(seat, "its worker ended")
 
@@ -305,8 +315,8 @@ class EnvironmentPool:
         if seat not in self._under_way:
             return math.inf
         task = self._under_way[seat][0]
-        num_actions = seat.longest if task is None else len(task.call.actions)
-        return seat.given_at + self._limits.step_s * (num_actions + 1)
+        num_steps = seat.most_steps if task is None else task.num_steps
+        return seat.given_at + self._limits.step_s * num_steps
 
     def _hear(self, seat: Seat | None) -> None:
         if seat is None:
@@ -341,7 +351,7 @@ class EnvironmentPool:
         times.queue.add(task.waited_s)
         self._num_calls += 1
         self._num_replayed += reply.num_replayed
-        self._num_in_row = 0
+        self._failed_in_row.clear()
         self._settle(task, reply)
 
     def _failed(self, task: _Task, error: str) -> None:
@@ -356,14 +366,19 @@ class EnvironmentPool:
             self._queue.appendleft(task)
             return
         self._num_errors += 1
-        self._num_in_row += 1
-        limit = self._limits.max_errors_in_row
-        if limit is not None and self._num_in_row >= limit:
-            raise EnvironmentFailedError(
-                f"{self._num_in_row} calls of the environment {self._worker['name']!r} in a row failed, which is the "
-                f"limit; the last: {error}"
-            )
+        if trajectory not in self._forgotten:
+            self._count_in_row(task.call, error)
         self._settle(task, Reply(error=error))
+
+    def _count_in_row(self, call: Call, error: str) -> None:
+        """One bad row fails with all its rollouts, and its replicas with seeds of their own: it counts once."""
+        self._failed_in_row.add((call.problem.problem_id, None if call.open_loop else call.seed))
+        limit = self._limits.max_errors_in_row
+        if limit is not None and len(self._failed_in_row) >= limit:
+            raise EnvironmentFailedError(
+                f"{len(self._failed_in_row)} groups of the environment {self._worker['name']!r} in a row failed, which "
+                f"is the limit; the last: {error}"
+            )
 
     def _settle(self, task: _Task, reply: Reply) -> None:
         trajectory = task.call.trajectory

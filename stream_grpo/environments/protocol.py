@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -118,7 +118,7 @@ def sound_start(start: object) -> Start:
 
 
 def sound_step(step: object) -> Step:
-    """The step itself. Raises TypeError or ValueError for what is none."""
+    """The step with plain numbers. Raises TypeError or ValueError for what is none."""
     if not isinstance(step, Step):
         raise TypeError(f"step returned {type(step).__name__}, not a Step")
     if not isinstance(step.observation, str):
@@ -128,4 +128,10 @@ def sound_step(step: object) -> Step:
     for name, value in (("score", step.score), ("step_score", step.step_score), *step.milestones.items()):
         if value is not None and not math.isfinite(value):
             raise ValueError(f"{name} is {value}, which is no finite number")
-    return step
+    return replace(
+        step,
+        score=None if step.score is None else float(step.score),
+        step_score=None if step.step_score is None else float(step.step_score),
+        milestones={str(name): float(value) for name, value in step.milestones.items()},
+        failed=bool(step.failed),
+    )

@@ -16,16 +16,28 @@ from stream_grpo.environments.calls import CallFormat, Malformed, find_call
 from stream_grpo.environments.protocol import End, Start, Step
 from stream_grpo.rewards.messages import ProblemRow
 
-NAME, VERSION = "records", "1"
+NAME, VERSION = "records", "2"
 TOOL = "sql"
 _WRITES = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_DROP_TABLE})
 _ALTER = sqlite3.SQLITE_ALTER_TABLE
-# What reaches beyond the database, or hides what was done.
-_NEVER = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA})
+# What reaches beyond the database, or hides what was done: a temporary object stands before a table of its name.
+_NEVER = frozenset(
+    {
+        sqlite3.SQLITE_ATTACH,
+        sqlite3.SQLITE_DETACH,
+        sqlite3.SQLITE_PRAGMA,
+        sqlite3.SQLITE_CREATE_TEMP_INDEX,
+        sqlite3.SQLITE_CREATE_TEMP_TABLE,
+        sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
+        sqlite3.SQLITE_CREATE_TEMP_VIEW,
+    }
+)
 _NEVER_CALLED = frozenset({"load_extension", "readfile", "writefile", "randomblob", "random", "zeroblob"})
 # Instructions between two looks, and looks in all: a limit that is the same on every machine.
 _INSTRUCTIONS, _MAX_LOOKS = 1000, 1000
 _MAX_ROWS = 20
+# Of one value, row or statement, from the start state on.
+_MAX_BYTES = 1 << 20
 
 
 class Records:
@@ -57,6 +69,7 @@ class Records:
         self._database.executescript(_column(self._problem, "setup") if snapshot is None else snapshot.decode())
         self._reached = {name for name, checks in self._milestones.items() if self._holds(checks)}
         start = "\n".join(self._database.iterdump())
+        self._database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_BYTES)
         self._database.set_authorizer(self._authorize)
         self._database.set_progress_handler(self._look, _INSTRUCTIONS)
         return Start(snapshot=start.encode())
@@ -95,19 +108,21 @@ class Records:
         try:
             cursor = self._database.execute(query)
             rows = cursor.fetchmany(_MAX_ROWS + 1)
+            if cursor.description is None:
+                return "ok"
+            shown = [json.dumps(row, ensure_ascii=False, default=repr) for row in rows[:_MAX_ROWS]]
+            return "\n".join([*shown, *(["..."] if len(rows) > _MAX_ROWS else [])]) or "no rows"
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
             return f"error: {error}"
-        if cursor.description is None:
-            return "ok"
-        shown = [json.dumps(row, ensure_ascii=False, default=repr) for row in rows[:_MAX_ROWS]]
-        return "\n".join([*shown, *(["..."] if len(rows) > _MAX_ROWS else [])]) or "no rows"
+        except MemoryError:  # rows of many long values
+            return "error: the rows are too large"
 
     def _holds(self, checks: Iterable[tuple[str, list[list[Any]]]]) -> bool:
         """Whether all queries give their rows; one that cannot be asked of this state does not hold."""
         self._num_looks = 0
         try:
             return all([list(row) for row in self._database.execute(query)] == rows for query, rows in checks)
-        except sqlite3.Error:
+        except (sqlite3.Error, MemoryError):
             return False
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: object) -> int:

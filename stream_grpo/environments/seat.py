@@ -34,8 +34,8 @@ class Seat:
         """Trajectories whose environments it need not hold any longer; told with the next call."""
         self.given_at = 0.0
         """When it began its present call, on the monotonic clock: was given it, or answered the one before."""
-        self.longest = 0
-        """Most actions of one of the calls that it was given."""
+        self.most_steps = 1
+        """Most resets and steps that one of the calls that it was given may take."""
         self.is_ready = False
         """Whether it has its environment loaded."""
         self.started_at: float
@@ -47,10 +47,10 @@ class Seat:
         """Of the socket, for a selector."""
         return self._link.fileno()
 
-    def give(self, calls: Sequence[Mapping[str, Any]]) -> None:
+    def give(self, calls: Sequence[Mapping[str, Any]], *, most_steps: int) -> None:
         """Hand calls over, to be answered one after the other. Raises OSError where the worker does not take them."""
         self.given_at = time.monotonic()
-        self.longest = max(len(call["actions"]) for call in calls)
+        self.most_steps = most_steps
         kept = {call["trajectory"] for call in calls}
         dropped = [name for name in self.to_drop if name not in kept]
         self.to_drop.clear()

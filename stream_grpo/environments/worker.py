@@ -57,17 +57,21 @@ def _serve(link: socket.socket, instances: Instances) -> None:
         for trajectory in message["drop"]:
             instances.drop(trajectory)
         for call in message["calls"]:
-            link.sendall(encode(_answer(call, instances)))
+            link.sendall(answer_line(call, instances))
 
 
-def _answer(plain: dict[str, Any], instances: Instances) -> dict[str, Any]:
+def answer_line(plain: dict[str, Any], instances: Instances) -> bytes:
+    """The line that answers a call, whatever the environment made of it."""
     started = time.monotonic()
+
+    def line(answer: dict[str, Any]) -> bytes:
+        return encode(answer | {"trajectory": plain["trajectory"], "seconds": time.monotonic() - started})
+
     try:
-        answer = instances.answer(Call.from_plain(plain)).as_plain()
+        return line(instances.answer(Call.from_plain(plain)).as_plain())
     except BaseException as error:  # SystemExit included: an environment may be anyone's code
         says = traceback.format_exception_only(error)[-1].strip()[:MAX_EVIDENCE_CHARACTERS]
-        answer = {"error": says or type(error).__name__, "num_replayed": 0}
-    return answer | {"trajectory": plain["trajectory"], "seconds": time.monotonic() - started}
+        return line({"error": says or type(error).__name__, "num_replayed": 0})
 
 
 if __name__ == "__main__":

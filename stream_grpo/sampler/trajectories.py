@@ -54,7 +54,7 @@ class Encoder(Protocol):
 
 
 class TrajectoryEngine:
-    """An engine of `generation.Engine` around another one. Belongs to one thread, but for `status`."""
+    """An engine of `generation.Engine` around another one. Belongs to one thread, but for `status` and `num_slots`."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class TrajectoryEngine:
     def num_slots(self) -> int:
         """Trajectories that may be under way: the engine's slots, and those that wait between two actions, up to
         `max_waiting`. One that has not begun yet counts as one that holds a slot, or all would begin at once."""
-        num_between = sum(underway.snapshot is not None for underway in self._waiting.values())
+        num_between = sum(underway.snapshot is not None for underway in list(self._waiting.values()))
         return self._engine.num_slots + min(num_between, self._settings.max_waiting)
 
     @property

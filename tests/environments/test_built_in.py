@@ -52,6 +52,13 @@ def test_a_call_that_is_not_valid_is_told_so_and_ends_nothing() -> None:
 
 
 @pytest.mark.slow
+def test_a_sum_too_deep_for_this_process_is_left_to_the_sandbox() -> None:
+    tool = calculator(time_limit_s=5.0, allow_weaker_sandbox=True)
+    assert tool.step(f"[{'+'.join(['1'] * 1000)}]").observation == "1000"
+    assert tool.step("[max(2,\n 3)  # the larger]").observation == "3"
+
+
+@pytest.mark.slow
 def test_other_code_runs_in_the_sandbox_with_its_limits() -> None:
     tool = calculator(time_limit_s=1.0, allow_weaker_sandbox=True)
     assert tool.step("[sum(range(5))]").observation == "10"
@@ -101,6 +108,10 @@ def test_a_write_to_a_protected_table_ends_the_trajectory(query: str) -> None:
         "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n",
         "select * from nothing",
         "select 1; select 2",
+        "select replace(printf('%.*c', 1000000, 'x'), 'x', 'xx')",  # above 2^20 bytes
+        "create temp table stock as select 'bolt' item, 4 num",
+        "create temp view stock as select 'bolt' item, 4 num",
+        "create temp trigger t after insert on stock begin select 1; end",
     ],
 )
 def test_what_a_query_may_not_do_is_an_error_that_it_reads(query: str) -> None:
@@ -109,6 +120,13 @@ def test_what_a_query_may_not_do_is_an_error_that_it_reads(query: str) -> None:
     step = task.step(call(query))
     assert step.end is None
     assert step.observation.startswith("error: ")
+
+
+def test_a_temporary_object_does_not_stand_for_the_end_state() -> None:
+    task = records()
+    task.reset(0, None)
+    task.step(call("create temp view stock as select 'bolt' item, 4 num"))
+    assert task.step("done").end is End.POLICY_FAILURE
 
 
 def test_a_row_without_its_columns_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Calls of environments without processes: begun, played again, cut, refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from stream_grpo.environments.instance import Call, Instances, Reply
 from stream_grpo.environments.loading import load, version_of
 from stream_grpo.environments.protocol import End, Step, cut, digest
 from stream_grpo.environments.verifiers_adapter import VerifiersEnvironment
+from stream_grpo.environments.worker import answer_line
 from stream_grpo.errors import ConfigError
 from stream_grpo.rewards.messages import ProblemRow
 
@@ -52,6 +54,19 @@ def test_an_environment_begins_steps_and_ends(name: str) -> None:
     assert (last.end, last.milestones) == (End.SUCCESS, {"counted": 2.0})
 
 
+def test_numbers_of_any_kind_cross_the_wire() -> None:
+    found = instances("Unplain")
+    over_the_wire(found, call())
+    step = over_the_wire(found, call("end")).step
+    assert step == Step(end=End.SUCCESS, score=1.0, step_score=1.0, milestones={"all": 1.0}, failed=True)
+
+
+def test_an_answer_that_json_cannot_hold_is_an_error_of_the_environment() -> None:
+    answer = json.loads(answer_line(replace(call("go"), open_loop=True).as_plain(), instances("Unplain")))
+    assert answer["trajectory"] == "t"
+    assert answer["error"] == "TypeError: Object of type Unplain is not JSON serializable"
+
+
 def test_another_worker_plays_the_actions_again() -> None:
     first = instances()
     first.answer(call())
@@ -61,6 +76,18 @@ def test_another_worker_plays_the_actions_again() -> None:
     reply = instances().answer(call("go", "go", seen=seen, snapshot=b"p/3"))
     assert reply.step == first.answer(call("go", "go", seen=seen)).step
     assert reply.num_replayed == 1
+
+
+def test_a_worker_that_holds_the_environment_needs_the_newest_action_alone() -> None:
+    found = instances()
+    found.answer(call())
+    one = found.answer(call("go")).step
+    assert one is not None
+    asked = call("go", "go", seen=(digest(one),)).newest_alone()
+    assert (asked.actions, asked.seen) == (("go",), ())
+    assert over_the_wire(found, asked).step == Step(observation="2 of seed 3", tool="go")
+    with pytest.raises(ValueError, match="does not hold what 1 actions"):
+        instances().answer(asked)
 
 
 def test_an_environment_that_answers_otherwise_when_played_again_is_an_error() -> None:

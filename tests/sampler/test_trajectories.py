@@ -16,6 +16,7 @@ from stream_grpo.environments.protocol import End, Start, Step
 from stream_grpo.rewards.environment import check_environment
 from stream_grpo.sampler.rollout import make_rollout
 from stream_grpo.sampler.tallies import Tallies
+from stream_grpo.sampler.underway import Underway
 from stream_grpo.transport.codec import decode_group, encode_group
 from stream_grpo.types import (
     Decision,
@@ -107,6 +108,29 @@ def test_a_trajectory_may_span_versions_token_by_token() -> None:
     assert sampled == [0, 0, 0, 1, 1, 1, 1]
     # The second action was begun with new weights and an empty KV cache.
     assert rollout.mixed_context_from is None
+
+
+def test_slots_are_counted_while_another_thread_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = around(Acting(twice, num_slots=2))
+    late = iter([request("g/1")])
+
+    class Interleaved(Underway):
+        """While it is looked at, once, the thread of the engine adds a request."""
+
+        @property
+        def snapshot(self) -> bytes | None:
+            for one in late:
+                made.add(one)
+            return None
+
+        @snapshot.setter
+        def snapshot(self, value: bytes | None) -> None: ...
+
+    made.add(request("g/0"))
+    only_one = next(iter(made._waiting.values()))
+    only_one.__class__ = Interleaved
+    assert made.num_slots == 2
+    assert made.num_unfinished == 2
 
 
 def test_who_waits_holds_no_slot() -> None:
