@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from curator.wire import Client, RemoteError, Server, WireTimeout
+from curator.wire import Client, Keys, RemoteError, Server, WireTimeout
 from stream_grpo.errors import WeightsError
 from stream_grpo.types import PolicyVersion
 from stream_grpo.weights import puller, service
@@ -122,6 +122,25 @@ def test_what_is_no_request_for_weights_is_refused(both: Both) -> None:
     ):
         with pytest.raises(RemoteError):
             both.client.call(kind, fields)
+
+
+def test_who_comes_without_a_key_is_counted_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+    keys = Keys.generate()
+    server, stop = Server("tcp://0.0.0.0:*", keys=keys), threading.Event()
+    giving = WeightsService(tmp_path, server)
+    thread = threading.Thread(target=giving.run, args=(stop,))
+    thread.start()
+    address = giving.address.replace("0.0.0.0", "127.0.0.1")
+    stranger = Client(address, name="stranger", resend_s=0.1)
+    with pytest.raises(WireTimeout):
+        stranger.call("newest", timeout_s=0.5)
+    stranger.close()
+    member = Client(address, name="sampler-1", keys=Keys.generate(server_public=keys.public))
+    assert member.call("newest").fields == {"version": None}
+    member.close()
+    stop.set()
+    thread.join()
+    assert giving.status()["wire_refused"]["strangers"] >= 1
 
 
 def test_the_thread_of_a_sampler_waits_out_what_goes_wrong(
