@@ -72,16 +72,17 @@ class SamplerProcess:
         heldout: HeldoutEvaluation,
         alarms: Alarms,
         *,
+        pull_trouble: Callable[[], str] = str,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock`: unix seconds; `timer`: seconds for durations."""
+        """`pull_trouble`: why weights cannot be pulled; `clock`: unix seconds; `timer`: seconds for durations."""
         self._config, self._sampler_id = config, sampler_id
         self._config_hash = config_hash(config, prompts.fingerprint, scoring_version(config.rewards))
         self._engine, self._buffer, self._questions = engine, buffer, Questions(curator)
         self._subscriber, self._prompts, self._scoring = subscriber, prompts, scoring
         self._heldout, self._alarms = heldout, alarms
-        self._clock, self._timer = clock, timer
+        self._pull_trouble, self._clock, self._timer = pull_trouble, clock, timer
         self._updater = Updater(config, engine, timer, clock)
         self._trajectories = engine if isinstance(engine, TrajectoryEngine) else None
         self._progress = Progress(
@@ -190,6 +191,8 @@ class SamplerProcess:
     def _waits_for(self) -> list[str]:
         now = self._timer()
         waits = [f"{whom} ({now - since:.0f} s)" for whom, since in self._waits.copy().items()]
+        if trouble := self._pull_trouble():
+            waits.append(f"weights, which cannot be pulled: {trouble}")
         return [*waits, f"tickets: {self._buffer.cause}"] if self._buffer.cause else waits
 
     # -- weights ------------------------------------------------------------------------------------------------------
