@@ -140,13 +140,13 @@ class SamplerProcess:
 
     def leave(self, within_s: float) -> None:
         """Take no more tickets; `run` returns once all groups are handed over, or after `within_s` what there is of
-        them, which others go on from. May be called from any thread."""
+        them, which others go on from where there is no environment. May be called from any thread."""
         self._leaves_at = self._timer() + within_s
 
     def _may_go(self) -> bool:
         if self._leaves_at is None:
             return False
-        is_done = not (self._tickets or self._buffer.waits_for_tickets or self._heldout.is_running or self._is_owed())
+        is_done = not (self._tickets or self._heldout.is_running or self._is_owed())
         return is_done or self._timer() >= self._leaves_at
 
     def status(self) -> dict[str, Any]:
@@ -268,6 +268,8 @@ class SamplerProcess:
         is_owed = self._buffer.waits_for_tickets or self._buffer.num_unacknowledged > 0
         self._watch("the buffer to answer", is_owed and not tickets and not taken)
         self._fates.update(answer.fate.value for answer in taken)
+        if self._leaves_at is not None:
+            tickets = []  # asked for before: issued to others as soon as this one says goodbye
         for ticket in tickets:
             self._forget(ticket.group_id)
             self._tickets[ticket.group_id] = ticket
