@@ -150,12 +150,12 @@ class Server:
 
     @property
     def num_strangers(self) -> int:
-        """Connections that were turned away: without a key, or with one that is not known."""
-        return self._door.num_strangers() if self._door else 0
+        """Connections that were turned away before the last `receive`: without a key, or with one that is not known."""
+        return self._door.num_strangers if self._door else 0
 
     @property
     def refused(self) -> dict[str, int]:
-        """What never reached anybody, counted by why. For the thread that receives."""
+        """What never reached anybody, counted by why."""
         return {
             "malformed": self.num_refused,
             "oversized": self.num_oversized,
@@ -172,6 +172,8 @@ class Server:
     def receive(self, timeout_s: float) -> Request | None:
         """The next new request, or None when none arrived in time. Repeats and rubbish are dealt with inside."""
         deadline = time.monotonic() + timeout_s
+        if self._door:
+            self._door.count()
         while True:
             left_ms = max(0, int((deadline - time.monotonic()) * 1000))
             if not self._socket.poll(left_ms, zmq.POLLIN):
@@ -245,7 +247,9 @@ class _Door:
     """Who may come in to a server with keys, and how many were turned away."""
 
     def __init__(self, context: zmq.Context[Any], socket: zmq.Socket[Any], clients: frozenset[bytes] | None) -> None:
-        self._clients, self._num_strangers, self._socket = clients, 0, socket
+        self._clients, self._socket = clients, socket
+        self.num_strangers = 0
+        """Counted by `count`."""
         self._guard: ThreadAuthenticator | None = None
         if clients is not None:
             self._guard = ThreadAuthenticator(context)
@@ -257,12 +261,11 @@ class _Door:
         """Whether a client's public key is known; asked by the guard's thread."""
         return self._clients is not None and key in self._clients
 
-    def num_strangers(self) -> int:
-        """Counted up to now."""
+    def count(self) -> None:
+        """Take what has been told of strangers: where nobody does, ZeroMQ waits with the next, and with all else."""
         while self._events.poll(0):
             recv_monitor_message(self._events)
-            self._num_strangers += 1
-        return self._num_strangers
+            self.num_strangers += 1
 
     def close(self) -> None:
         """Before the socket is closed."""

@@ -22,6 +22,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from stream_grpo import parts
 from stream_grpo.config import Config
 from stream_grpo.errors import RankError, StallError, StreamGrpoError
+from stream_grpo.identity import MANIFEST_FILE
 from stream_grpo.lifetime import become_part, children, end_with, is_alive
 from stream_grpo.nodes import SERVERS, Home, Nodes, node_id
 
@@ -102,7 +103,14 @@ class Host:
 
 
 def _unpack(files: Mapping[str, bytes], folder: Path) -> None:
-    """Write what a part needs of the run's folder, readable by its owner alone: keys are among it."""
+    """Write what a part needs of the run's folder, readable by its owner alone: keys are among it.
+
+    Weights that lie there are those of the manifest beside them. Under another, as that of a run of this name that was
+    removed since, they go: they may have the same versions.
+    """
+    manifest = folder / MANIFEST_FILE
+    if not manifest.exists() or manifest.read_bytes() != files.get(MANIFEST_FILE):
+        shutil.rmtree(folder / "weights", ignore_errors=True)
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

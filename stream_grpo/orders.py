@@ -1,8 +1,8 @@
 """Orders to a running run: files in its folder, which its launcher takes and answers.
 
 An order is `orders/<id>.json`. The launcher takes it by a rename, and answers in `<id>.answer`: until it is taken,
-whoever gave it can withdraw it, so that after a deadline it is known whether anything was done. Whoever may write into
-the folder of a run may give it orders, from every machine that shares it.
+whoever gave it can withdraw it, and nothing was done; once it is taken, the answer says what was. Whoever may write
+into the folder of a run may give it orders, from every machine that shares it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ ANSWERED_WITHIN_S = 30.0
 _LOOK_S = 0.05
 _DOUBT_S = 1.0
 """After so long without being taken it is asked whether the run is alive at all."""
+_TOO_LATE = "taken too late, by the clock of the run's machine; nothing was done"
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -105,30 +106,42 @@ class Orders:
     def __init__(self, run_dir: Path, handlers: Mapping[str, Handler]) -> None:
         """What an earlier start has left is removed."""
         self._folder, self._handlers = run_dir / FOLDER, handlers
+        self._stuck: set[Path] = set()
+        """Orders that cannot be taken or answered, of which that was said."""
         for left in (*self._folder.glob("*.answer"), *self._folder.glob("*.taken"), *self._folder.glob(".*")):
             left.unlink(missing_ok=True)
 
     def turn(self) -> None:
-        """Take and answer what has come, the oldest first; an order whose giver waits no more is dropped."""
+        """Take and answer what has come, the oldest first. What is no order, and what the disk refuses, is logged."""
         for order in sorted(self._folder.glob("*.json"), key=_age):
             taken = order.with_suffix(".taken")
-            with suppress(FileNotFoundError):  # withdrawn
+            try:
                 order.rename(taken)
                 self._answer(taken)
+            except FileNotFoundError:
+                pass  # withdrawn
+            except OSError as error:
+                if order not in self._stuck:
+                    _log.warning("%s cannot be taken and answered: %s", order, error)
+                self._stuck.add(order)
 
     def _answer(self, taken: Path) -> None:
         try:
             order = read_object(taken)
-            if time.time() <= order["until_s"]:
-                replace_with(taken.with_suffix(".answer"), json.dumps(self._carry_out(order)).encode())
+            # The clock of whoever gave it may be another: one that still waits is told.
+            answer = self._carry_out(order) if time.time() <= order["until_s"] else {"refused": _TOO_LATE}
+            replace_with(taken.with_suffix(".answer"), json.dumps(answer).encode())
         except (ValueError, KeyError, TypeError) as error:
             _log.warning("%s is no order: %r", taken, error)
-        taken.unlink()
+        finally:
+            taken.unlink()
 
     def _carry_out(self, order: Mapping[str, Any]) -> dict[str, Any]:
         handler = self._handlers.get(order["name"])
         if handler is None:
             return {"refused": f"unknown order '{order['name']}'; known: {', '.join(self._handlers)}"}
+        if not isinstance(order["fields"], Mapping):
+            return {"refused": f"fields = {order['fields']!r} of order '{order['name']}': expected an object"}
         try:
             return handler(order["fields"])
         except StreamGrpoError as error:
@@ -136,6 +149,6 @@ class Orders:
 
 
 def _age(path: Path) -> tuple[float, str]:
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         return path.stat().st_mtime, path.name
     return 0.0, path.name

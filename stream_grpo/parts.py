@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # each builder imports what its part needs
     from stream_grpo.sampler.heldout import HeldoutEvaluation
     from stream_grpo.sampler.prompts import Prompts
     from stream_grpo.transport.channels import SamplerChannel
+    from stream_grpo.weights.puller import Puller
 
 LOOPBACK = "tcp://127.0.0.1:*"
 HELDOUT_FILE = "heldout.arrow"
@@ -145,12 +146,13 @@ def files_to_send(config: Config) -> dict[str, bytes]:
     return {name: (config.run_dir / name).read_bytes() for name in names if (config.run_dir / name).exists()}
 
 
-def pull_weights(config: Config, sampler_id: str, weights: str) -> None:
-    """Bring published weights into this node's folder, in a thread that ends with the process."""
+def pull_weights(config: Config, sampler_id: str, weights: str) -> Puller:
+    """What brings published weights into this node's folder, in a thread that ends with the process."""
     from stream_grpo.weights.puller import Puller
 
     puller = Puller(connect(config, weights, name=sampler_id, peer="weights"), config.run_dir / "weights")
     Thread(target=puller.run, args=(Event(),), name="puller", daemon=True).start()
+    return puller
 
 
 def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str, weights: str = "") -> Part:
@@ -171,8 +173,7 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str, we
     scoring = ComposedScoring(
         config.rewards, expected_verifiers(config, sampler_id)
     )  # workers load while the engine does
-    if weights:
-        pull_weights(config, sampler_id, weights)
+    puller = pull_weights(config, sampler_id, weights) if weights else None
     prompts = Prompts(config)
     engine = with_environment(config, make_engine(config), prompts)
     metrics = MetricsLog(config.run_dir, sampler_id)
@@ -192,6 +193,7 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str, we
             max_new_tokens=config.sampler.max_new_tokens,
             time_limit_s=config.rewards.time_limit_s,
         ),
+        pull_trouble=lambda: puller.trouble if puller else "",
     )
 
 

@@ -72,6 +72,15 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+def test_weights_of_a_run_that_is_gone_are_not_those_of_the_next_one_of_its_name(tmp_path: Path) -> None:
+    pulled = tmp_path / "weights" / "0.00000009"
+    for manifest, is_kept in ((b"first", False), (b"first", True), (b"second", False)):
+        pulled.mkdir(parents=True, exist_ok=True)
+        launch._unpack({"manifest.json": manifest}, tmp_path)
+        assert pulled.exists() is is_kept
+        assert (tmp_path / "manifest.json").read_bytes() == manifest
+
+
 def test_a_part_that_hangs_is_asked_once_waited_for_once_and_named_once(
     launcher: Launcher, fake_ray: FakeRay, now: list[float], said: list[str]
 ) -> None:

@@ -72,16 +72,17 @@ class SamplerProcess:
         heldout: HeldoutEvaluation,
         alarms: Alarms,
         *,
+        pull_trouble: Callable[[], str] = str,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock`: unix seconds; `timer`: seconds for durations."""
+        """`pull_trouble`: why weights cannot be pulled; `clock`: unix seconds; `timer`: seconds for durations."""
         self._config, self._sampler_id = config, sampler_id
         self._config_hash = config_hash(config, prompts.fingerprint, scoring_version(config.rewards))
         self._engine, self._buffer, self._questions = engine, buffer, Questions(curator)
         self._subscriber, self._prompts, self._scoring = subscriber, prompts, scoring
         self._heldout, self._alarms = heldout, alarms
-        self._clock, self._timer = clock, timer
+        self._pull_trouble, self._clock, self._timer = pull_trouble, clock, timer
         self._updater = Updater(config, engine, timer, clock)
         self._trajectories = engine if isinstance(engine, TrajectoryEngine) else None
         self._progress = Progress(
@@ -139,13 +140,13 @@ class SamplerProcess:
 
     def leave(self, within_s: float) -> None:
         """Take no more tickets; `run` returns once all groups are handed over, or after `within_s` what there is of
-        them, which others go on from. May be called from any thread."""
+        them, which others go on from where there is no environment. May be called from any thread."""
         self._leaves_at = self._timer() + within_s
 
     def _may_go(self) -> bool:
         if self._leaves_at is None:
             return False
-        is_done = not (self._tickets or self._buffer.waits_for_tickets or self._heldout.is_running or self._is_owed())
+        is_done = not (self._tickets or self._heldout.is_running or self._is_owed())
         return is_done or self._timer() >= self._leaves_at
 
     def status(self) -> dict[str, Any]:
@@ -190,6 +191,8 @@ class SamplerProcess:
     def _waits_for(self) -> list[str]:
         now = self._timer()
         waits = [f"{whom} ({now - since:.0f} s)" for whom, since in self._waits.copy().items()]
+        if trouble := self._pull_trouble():
+            waits.append(f"weights, which cannot be pulled: {trouble}")
         return [*waits, f"tickets: {self._buffer.cause}"] if self._buffer.cause else waits
 
     # -- weights ------------------------------------------------------------------------------------------------------
@@ -265,6 +268,8 @@ class SamplerProcess:
         is_owed = self._buffer.waits_for_tickets or self._buffer.num_unacknowledged > 0
         self._watch("the buffer to answer", is_owed and not tickets and not taken)
         self._fates.update(answer.fate.value for answer in taken)
+        if self._leaves_at is not None:
+            tickets = []  # asked for before: issued to others as soon as this one says goodbye
         for ticket in tickets:
             self._forget(ticket.group_id)
             self._tickets[ticket.group_id] = ticket

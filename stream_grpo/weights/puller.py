@@ -7,7 +7,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from curator.wire import Client, RemoteError, WireError
+from curator.wire import Client, RemoteError
 from stream_grpo.errors import WeightsError
 from stream_grpo.files import replace_with, sha256, sync, write_synced
 from stream_grpo.types import PolicyVersion
@@ -37,19 +37,26 @@ class Puller:
         self._client, self._directory = client, directory
         directory.mkdir(parents=True, exist_ok=True)
         pointer = directory / LATEST_FILE
-        self._newest = parse_folder_name(pointer.read_text().strip()) if pointer.exists() else None
-        self._trouble = ""
+        self._pulled = [pointer.read_text().strip()] if pointer.exists() else []
+        """Names of what was pulled, the newest last: a restore publishes versions in another order than theirs."""
+        self._newest = parse_folder_name(self._pulled[-1]) if self._pulled else None
+        self.trouble = ""
+        """Why the last turn brought nothing; empty where it went well. May be read from any thread."""
 
     def run(self, stop: threading.Event) -> None:
-        """Pull until `stop` is set; a cut connection or a full disk is waited out, and said once."""
+        """Pull until `stop` is set; what goes wrong, a cut connection or a full disk, is waited out and said once."""
         while not stop.wait(POLL_S):
             try:
                 self.turn()
-                self._trouble = ""
-            except (WireError, WeightsError, OSError) as error:
-                if type(error).__name__ != self._trouble:
-                    _log.warning("weights cannot be pulled: %s", error)
-                self._trouble = type(error).__name__
+            except Exception as error:
+                # Without this thread the sampler would stay at its weights for ever, and nobody would know why.
+                self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        name = type(error).__name__
+        if not self.trouble.startswith(f"{name}:"):
+            _log.warning("weights cannot be pulled: %s: %s", name, error)
+        self.trouble = f"{name}: {error}"
 
     def turn(self) -> PolicyVersion | None:
         """Bring the newest version here, where it is not; returns the one that is.
@@ -62,7 +69,9 @@ class Puller:
             try:
                 self._pull(version)
             except RemoteError as error:
-                _log.info("weights %s: %s", version, error)  # pruned meanwhile: the next turn asks again
+                self._note(error)  # pruned meanwhile: the next turn asks again
+                return self._newest
+        self.trouble = ""
         return self._newest
 
     def _pull(self, version: PolicyVersion) -> None:
@@ -81,6 +90,7 @@ class Puller:
         unfinished.rename(self._directory / name)
         replace_with(self._directory / LATEST_FILE, name.encode())
         self._newest = version
+        self._pulled = [*(other for other in self._pulled if other != name), name][-_KEPT:]
         self._prune()
 
     def _pull_tensors(self, path: Path, manifest: Manifest, num_bytes: int) -> None:
@@ -98,6 +108,6 @@ class Puller:
             raise WeightsError(f"{path}: sha256 of the pulled bytes is {received}, published {manifest.sha256}")
 
     def _prune(self) -> None:
-        folders = [path for path in self._directory.iterdir() if path.is_dir() and not path.name.startswith(".")]
-        for folder in sorted(folders, key=lambda path: parse_folder_name(path.name))[:-_KEPT]:
-            shutil.rmtree(folder)
+        for path in self._directory.iterdir():
+            if path.is_dir() and not path.name.startswith(".") and path.name not in self._pulled:
+                shutil.rmtree(path)

@@ -66,8 +66,8 @@ class WeightsService:
             self._server.refuse(request, f"{request.message.kind}: {error!r}")
 
     def status(self) -> dict[str, Any]:
-        """What has gone out."""
-        return {"bytes_given": self._num_bytes}
+        """What has gone out, and what was turned away."""
+        return {"bytes_given": self._num_bytes, "wire_refused": self._server.refused}
 
     def _newest(self, request: Request) -> None:
         pointer = self._directory / LATEST_FILE

@@ -224,6 +224,20 @@ def test_who_has_no_key_that_the_server_knows_is_turned_away_and_counted() -> No
     assert known.secret.decode() not in repr(known)
 
 
+def test_whoever_only_receives_takes_what_is_told_of_strangers_so_that_none_can_fill_the_queue_of_it() -> None:
+    keys = Keys.generate()
+    server = Server("tcp://0.0.0.0:*", keys=keys)
+    address = server.address.replace("0.0.0.0", "127.0.0.1")
+    assert server._door is not None
+    for _ in range(3):
+        knocks(address, None)
+        assert server._door._events.poll(1000)
+        assert server.receive(0) is None
+        assert not server._door._events.poll(0)
+    assert server.refused["strangers"] >= 3
+    server.close()
+
+
 def test_an_oversized_message_is_refused_with_its_size_and_the_next_one_is_taken() -> None:
     server = Server(max_message_bytes=1000)
     with serving(server, lambda request: server.reply(request, "done")):

@@ -13,7 +13,7 @@ import torch
 
 from curator.client import Curator
 from curator.schema import Pick, Problem, batch_to_bytes, picks_to_batch, problems_to_batch
-from curator.wire import Client, Server
+from curator.wire import Client, Request, Server
 from stream_grpo.config import Config
 from stream_grpo.config_file import parse
 from stream_grpo.evaluation import EvaluationRun
@@ -79,6 +79,8 @@ class Outside:
     holds_inserts: bool = False
     holds_picks: bool = False
     left_pool: frozenset[str] = frozenset()
+    holds_last: bool = False
+    """The last block of tickets, until this is set back."""
     plays_buffer: bool = True
     why_not_kept: str = ""
     """Of partials."""
@@ -91,7 +93,10 @@ class Outside:
             thread.start()
 
     def _serve_buffer(self) -> None:
+        held: list[Request] = []
         while not self.stop.is_set():
+            if held and not self.holds_last:
+                self._give_tickets(held.pop())
             if (request := self.buffer.receive(0.01)) is None:
                 continue
             kind, fields = request.message.kind, request.message.fields
@@ -104,9 +109,10 @@ class Outside:
             elif kind == "tickets":
                 self.asked.append(dict(fields))
                 self.problems |= fields["problems"]
-                tickets = self.blocks.pop(0) if self.blocks and fields["num_wanted"] else []
-                plain, body = tickets_to_plain(tickets)
-                self.buffer.reply(request, "tickets", {"tickets": plain, "cause": ""}, body)
+                if self.holds_last and fields["num_wanted"] and len(self.blocks) == 1:
+                    held.append(request)
+                else:
+                    self._give_tickets(request)
             elif kind == "heartbeat":
                 self.heartbeats.append(dict(fields))
                 self.buffer.reply(request, "noted")
@@ -119,6 +125,16 @@ class Outside:
             elif not self.holds_inserts:
                 self.groups.append(decode_group(request.message.body[0]))
                 self.buffer.reply(request, "taken", {"fate": "accepted", "reason": ""})
+
+    @property
+    def num_asked(self) -> int:
+        """Questions for tickets."""
+        return sum(asked["num_wanted"] > 0 for asked in self.asked)
+
+    def _give_tickets(self, request: Request) -> None:
+        tickets = self.blocks.pop(0) if self.blocks and request.message.fields["num_wanted"] else []
+        plain, body = tickets_to_plain(tickets)
+        self.buffer.reply(request, "tickets", {"tickets": plain, "cause": ""}, body)
 
     def _serve_curator(self) -> None:
         while not self.stop.is_set():

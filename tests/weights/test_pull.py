@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from curator.wire import Client, RemoteError, Server, WireTimeout
+from curator.wire import Client, Keys, RemoteError, Server, WireTimeout
 from stream_grpo.errors import WeightsError
 from stream_grpo.types import PolicyVersion
 from stream_grpo.weights import puller, service
@@ -91,6 +91,18 @@ def test_a_cut_connection_costs_only_the_piece_on_its_way(
     assert asked[:5] == [0, 1024, 2048, 2048, 3072]
 
 
+def test_what_is_left_of_another_run_with_higher_versions_takes_no_place(both: Both, tmp_path: Path) -> None:
+    for step in (8, 9):
+        publish(tmp_path / "here", step)
+    (tmp_path / "here" / "latest").unlink()
+    pulling = Puller(both.client, tmp_path / "here")
+    for step in (1, 2):
+        publish(both.directory, step)
+        assert pulling.turn() == PolicyVersion(0, step)
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["0.00000001", "0.00000002", "latest"]
+    assert Subscriber(tmp_path / "here").newest() == PolicyVersion(0, 2)
+
+
 def test_damaged_bytes_are_refused_and_pulled_again(both: Both, tmp_path: Path) -> None:
     publish(both.directory, 1)
     tensors = both.directory / "0.00000001" / "model.safetensors"
@@ -124,6 +136,25 @@ def test_what_is_no_request_for_weights_is_refused(both: Both) -> None:
             both.client.call(kind, fields)
 
 
+def test_who_comes_without_a_key_is_counted_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+    keys = Keys.generate()
+    server, stop = Server("tcp://0.0.0.0:*", keys=keys), threading.Event()
+    giving = WeightsService(tmp_path, server)
+    thread = threading.Thread(target=giving.run, args=(stop,))
+    thread.start()
+    address = giving.address.replace("0.0.0.0", "127.0.0.1")
+    stranger = Client(address, name="stranger", resend_s=0.1)
+    with pytest.raises(WireTimeout):
+        stranger.call("newest", timeout_s=0.5)
+    stranger.close()
+    member = Client(address, name="sampler-1", keys=Keys.generate(server_public=keys.public))
+    assert member.call("newest").fields == {"version": None}
+    member.close()
+    stop.set()
+    thread.join()
+    assert giving.status()["wire_refused"]["strangers"] >= 1
+
+
 def test_the_thread_of_a_sampler_waits_out_what_goes_wrong(
     both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,3 +170,31 @@ def test_the_thread_of_a_sampler_waits_out_what_goes_wrong(
     monkeypatch.setattr(pulling, "turn", turn)
     pulling.run(stop)
     assert len(turns) == 3
+    assert pulling.trouble == "WireTimeout: weights did not answer"
+
+
+def test_whatever_goes_wrong_is_said_once_and_shown_until_it_goes_well(
+    both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(puller, "POLL_S", 0.001)
+    pulling, stop, turns = Puller(both.client, tmp_path / "here"), threading.Event(), list[int]()
+    publish(both.directory, 1)
+    (both.directory / "0.00000001" / "model.safetensors").unlink()
+    pull = pulling._pull
+
+    def refused_then_unsound(version: PolicyVersion) -> None:
+        turns.append(1)
+        if len(turns) == 6:
+            stop.set()
+        if len(turns) > 3:
+            raise KeyError("sha256")  # a manifest of another program
+        pull(version)
+
+    monkeypatch.setattr(pulling, "_pull", refused_then_unsound)
+    pulling.run(stop)
+    assert [record.getMessage().split(": ")[1] for record in caplog.records] == ["RemoteError", "KeyError"]
+    assert pulling.trouble == "KeyError: 'sha256'"
+    monkeypatch.undo()
+    publish(both.directory, 2)
+    assert pulling.turn() == PolicyVersion(0, 2)
+    assert pulling.trouble == ""
