@@ -121,8 +121,9 @@ def sound_step(step: object) -> Step:
     """The step with plain numbers. Raises TypeError or ValueError for what is none."""
     if not isinstance(step, Step):
         raise TypeError(f"step returned {type(step).__name__}, not a Step")
-    if not isinstance(step.observation, str):
-        raise TypeError(f"the observation is {type(step.observation).__name__}, not a text")
+    for name, text in (("observation", step.observation), ("tool", step.tool or ""), ("evidence", step.evidence)):
+        if not isinstance(text, str):
+            raise TypeError(f"the {name} is {type(text).__name__}, not a text")
     if step.end is End.MODEL_TIMEOUT:
         raise ValueError("step ended with model_timeout, which is for the sampler to say")
     for name, value in (("score", step.score), ("step_score", step.step_score), *step.milestones.items()):
@@ -130,6 +131,7 @@ def sound_step(step: object) -> Step:
             raise ValueError(f"{name} is {value}, which is no finite number")
     return replace(
         step,
+        end=None if step.end is None else End(step.end),
         score=None if step.score is None else float(step.score),
         step_score=None if step.step_score is None else float(step.step_score),
         milestones={str(name): float(value) for name, value in step.milestones.items()},

@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from stream_grpo.environments.instance import Call, Instances, Reply
 from stream_grpo.environments.loading import load, version_of
-from stream_grpo.environments.protocol import End, Step, cut, digest
+from stream_grpo.environments.protocol import End, Step, cut, digest, sound_step
 from stream_grpo.environments.verifiers_adapter import VerifiersEnvironment
 from stream_grpo.environments.worker import answer_line
 from stream_grpo.errors import ConfigError
@@ -65,6 +66,12 @@ def test_an_answer_that_json_cannot_hold_is_an_error_of_the_environment() -> Non
     answer = json.loads(answer_line(replace(call("go"), open_loop=True).as_plain(), instances("Unplain")))
     assert answer["trajectory"] == "t"
     assert answer["error"] == "TypeError: Object of type Unplain is not JSON serializable"
+
+
+@pytest.mark.parametrize("wrong", [{"end": "won"}, {"tool": ["search"]}, {"evidence": 3}])
+def test_a_step_whose_words_are_none_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match="won|tool|evidence"):
+        sound_step(Step("x", **wrong))
 
 
 def test_another_worker_plays_the_actions_again() -> None:
