@@ -65,13 +65,13 @@ def test_numbers_of_any_kind_cross_the_wire() -> None:
 def test_an_answer_that_json_cannot_hold_is_an_error_of_the_environment() -> None:
     answer = json.loads(answer_line(replace(call("go"), open_loop=True).as_plain(), instances("Unplain")))
     assert answer["trajectory"] == "t"
-    assert answer["error"] == "TypeError: Object of type Unplain is not JSON serializable"
+    assert answer["error"] == "TypeError: the tool is Unplain, not a text"
 
 
 @pytest.mark.parametrize("wrong", [{"end": "won"}, {"tool": ["search"]}, {"evidence": 3}])
 def test_a_step_whose_words_are_none_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, ValueError), match="won|tool|evidence"):
-        sound_step(Step("x", **wrong))
+    with pytest.raises((TypeError, ValueError), match=r"won|tool|evidence"):
+        sound_step(Step(**{"observation": "x"} | wrong))
 
 
 def test_another_worker_plays_the_actions_again() -> None:
