@@ -78,8 +78,8 @@ def decode_batch(line: bytes, me: int) -> list[dict[str, Any]]:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """One message as a line."""
-    return json.dumps(message).encode() + b"\n"
+    """One message as a line; a column of a problem may hold what `_plain` makes plain."""
+    return _ENCODER.encode(message).encode() + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:

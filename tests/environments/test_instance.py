@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stream_grpo.environments.instance import Call, Instances, Reply
@@ -12,7 +13,7 @@ from stream_grpo.environments.protocol import End, Step, cut, digest, sound_step
 from stream_grpo.environments.verifiers_adapter import VerifiersEnvironment
 from stream_grpo.environments.worker import answer_line
 from stream_grpo.errors import ConfigError
-from stream_grpo.rewards.messages import ProblemRow
+from stream_grpo.rewards.messages import ProblemRow, encode
 
 WORLDS = "python:tests.environments.worlds"
 PROBLEM = ProblemRow(problem_id="p", answer="2", verifier="environment", prompt="count")
@@ -72,6 +73,11 @@ def test_an_answer_that_json_cannot_hold_is_an_error_of_the_environment() -> Non
 def test_a_step_whose_words_are_none_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError), match=r"won|tool|evidence"):
         sound_step(Step(**{"observation": "x"} | wrong))
+
+
+def test_a_column_of_arrays_is_handed_to_a_worker() -> None:
+    asked = replace(call(), problem=replace(PROBLEM, extra={"grid": np.array([[1, 2]])}))
+    assert json.loads(encode(asked.as_plain()))["problem"]["extra"] == {"grid": [[1, 2]]}
 
 
 def test_another_worker_plays_the_actions_again() -> None:

@@ -97,34 +97,36 @@ class Outside:
         while not self.stop.is_set():
             if held and not self.holds_last:
                 self._give_tickets(held.pop())
-            if (request := self.buffer.receive(0.01)) is None:
-                continue
-            kind, fields = request.message.kind, request.message.fields
-            if kind == "hello":
-                self.num_hellos += 1
-                self.buffer.reply(request, "welcome", {"epoch": 1})
-            elif kind == "goodbye":
-                self.num_goodbyes += 1
-                self.buffer.reply(request, "noted")
-            elif kind == "tickets":
-                self.asked.append(dict(fields))
-                self.problems |= fields["problems"]
-                if self.holds_last and fields["num_wanted"] and len(self.blocks) == 1:
-                    held.append(request)
-                else:
-                    self._give_tickets(request)
-            elif kind == "heartbeat":
-                self.heartbeats.append(dict(fields))
-                self.buffer.reply(request, "noted")
-            elif kind == "partial":
-                self.partials.append(decode_group(request.message.body[0]))
-                self.buffer.reply(request, "noted", {"is_kept": not self.why_not_kept, "reason": self.why_not_kept})
-            elif kind == "evaluated":
-                self.evaluated.append(dict(fields))
-                self.buffer.reply(request, "noted")
-            elif not self.holds_inserts:
-                self.groups.append(decode_group(request.message.body[0]))
-                self.buffer.reply(request, "taken", {"fate": "accepted", "reason": ""})
+            if (request := self.buffer.receive(0.01)) is not None:
+                self._answer_as_buffer(request, held)
+
+    def _answer_as_buffer(self, request: Request, held: list[Request]) -> None:
+        kind, fields = request.message.kind, request.message.fields
+        if kind == "hello":
+            self.num_hellos += 1
+            self.buffer.reply(request, "welcome", {"epoch": 1})
+        elif kind == "goodbye":
+            self.num_goodbyes += 1
+            self.buffer.reply(request, "noted")
+        elif kind == "tickets":
+            self.asked.append(dict(fields))
+            self.problems |= fields["problems"]
+            if self.holds_last and fields["num_wanted"] and len(self.blocks) == 1:
+                held.append(request)
+            else:
+                self._give_tickets(request)
+        elif kind == "heartbeat":
+            self.heartbeats.append(dict(fields))
+            self.buffer.reply(request, "noted")
+        elif kind == "partial":
+            self.partials.append(decode_group(request.message.body[0]))
+            self.buffer.reply(request, "noted", {"is_kept": not self.why_not_kept, "reason": self.why_not_kept})
+        elif kind == "evaluated":
+            self.evaluated.append(dict(fields))
+            self.buffer.reply(request, "noted")
+        elif not self.holds_inserts:
+            self.groups.append(decode_group(request.message.body[0]))
+            self.buffer.reply(request, "taken", {"fate": "accepted", "reason": ""})
 
     @property
     def num_asked(self) -> int:
