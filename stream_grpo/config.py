@@ -411,6 +411,11 @@ class Evaluation(Section):
     interval_samples: int = Field(4, ge=1)
     """Rollouts per problem of each of these."""
 
+    @property
+    def is_around(self) -> bool:
+        """Whether anything is scored before and after training."""
+        return bool((self.files and self.num_problems) or self.guards)
+
 
 class Control(Section):
     """The closed loop: staleness steered by what it costs, see docs/control.md."""
@@ -512,6 +517,7 @@ def _complaints(config: Config) -> Iterable[str]:
         sampler_gpus=config.sampler.num_gpus,
         learner_gpus=config.learner.num_gpus,
         evaluation_interval=config.evaluation.interval,
+        evaluates_around=config.evaluation.is_around,
     )
     yield from _environment_complaints(config)
 

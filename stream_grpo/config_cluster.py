@@ -32,7 +32,7 @@ class Cluster(BaseModel):
 
 
 def cluster_complaints(
-    cluster: Cluster, *, sampler_gpus: float, learner_gpus: float, evaluation_interval: int
+    cluster: Cluster, *, sampler_gpus: float, learner_gpus: float, evaluation_interval: int, evaluates_around: bool
 ) -> Iterable[str]:
     """What cannot work together: the setting, its value, the reason, and what would be right."""
     for name in ("server_node", "node_root"):
@@ -66,4 +66,10 @@ def cluster_complaints(
             f"cluster.colocate = true with sampler.num_gpus = {sampler_gpus:g} and learner.num_gpus = "
             f"{learner_gpus:g}: the two are shares of one GPU; use for example 0.5 and 0.5, and a "
             f"sampler.gpu_memory_utilization that leaves the learner its memory"
+        )
+    if cluster.colocate and evaluates_around:
+        yield (
+            "cluster.colocate = true with an evaluation before and after training: its engine would need the GPU that "
+            "sampler and learner hold from the first process to the last; use evaluation.num_problems = 0 and no "
+            "evaluation.guards, and score models by command, or colocate = false"
         )

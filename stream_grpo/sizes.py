@@ -82,17 +82,26 @@ class Rank:
     optimizer: int
     activations: int
     reference: int
+    critic: int
+    """With its gradients and optimizer."""
 
     @property
     def total(self) -> int:
         """All together."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.reference
+        return self.weights + self.gradients + self.optimizer + self.activations + self.reference + self.critic
 
 
 def rank_bytes(
-    shape: Shape, *, dtype_bytes: int, num_ranks: int, zero_stage: int, num_tokens: int, has_reference: bool
+    shape: Shape,
+    *,
+    dtype_bytes: int,
+    num_ranks: int,
+    zero_stage: int,
+    num_tokens: int,
+    has_reference: bool,
+    has_critic: bool = False,
 ) -> Rank:
-    """What a rank holds in a step with microbatches of `num_tokens`."""
+    """What a rank holds in a step with microbatches of `num_tokens`. A critic is of one rank, and as large as P."""
     parameters = shape.num_parameters
 
     def cut(number: int, from_stage: int) -> int:
@@ -106,6 +115,7 @@ def rank_bytes(
         optimizer=cut(master * parameters, 1),
         activations=num_tokens * (layers + LOGIT_COPIES * 4 * shape.vocab_size),
         reference=dtype_bytes * parameters if has_reference else 0,
+        critic=(2 * dtype_bytes + master) * parameters if has_critic else 0,
     )
 
 
@@ -147,6 +157,7 @@ def learner_rank(config: Config, shape: Shape) -> Rank:
         zero_stage=learner.zero_stage,
         num_tokens=max(learner.microbatch_tokens, config.model.max_length_tokens),
         has_reference=config.algo.kl_reference in ("fixed", "refreshed", "ema"),
+        has_critic=config.algo.has_critic,
     )
 
 
@@ -205,7 +216,7 @@ def sentences(config: Config, shape: Shape) -> Iterator[str]:
 
 
 def _named(rank: Rank) -> str:
-    names = ("weights", "gradients", "optimizer", "activations", "reference")
+    names = ("weights", "gradients", "optimizer", "activations", "reference", "critic")
     return " + ".join(f"{name} {mib(getattr(rank, name))}" for name in names if getattr(rank, name))
 
 

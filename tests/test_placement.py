@@ -10,6 +10,7 @@ from stream_grpo.errors import ConfigError
 from stream_grpo.placement import Group, Place, groups, place_of, sentences
 
 HOME = "10.0.0.1"
+COLOCATED = {"cluster": {"colocate": True}, "sampler": {"num_gpus": 0.5}, "learner": {"num_gpus": 0.5}}
 
 
 def config(**sections: dict[str, Any]) -> Config:
@@ -81,6 +82,17 @@ def test_with_colocation_the_first_sampler_is_in_the_bundle_of_the_learner() -> 
             {"cluster": {"colocate": True}, "sampler": {"num_gpus": 1}, "learner": {"num_gpus": 1}},
             "the two are shares of one GPU",
         ),
+        (
+            {**COLOCATED, "evaluation": {"files": ["heldout.jsonl"], "interval": 0}},
+            "cluster.colocate = true with an evaluation before and after training",
+        ),
+        (
+            {
+                **COLOCATED,
+                "evaluation": {"guards": [{"name": "a", "files": ["a.jsonl"]}], "interval": 0},
+            },
+            "cluster.colocate = true with an evaluation before and after training",
+        ),
         ({"cluster": {"adress": "a:1"}}, "did you mean cluster.address"),
     ],
 )
@@ -88,6 +100,11 @@ def test_what_cannot_work_together_is_refused(sections: dict[str, Any], reason: 
     with pytest.raises(ConfigError) as refused:
         config(**sections)
     assert reason in str(refused.value)
+
+
+def test_colocation_goes_with_held_out_problems_that_are_scored_during_training_alone() -> None:
+    evaluation = {"files": ["heldout.jsonl"], "num_problems": 0, "interval": 25}
+    assert config(**COLOCATED, evaluation=evaluation).cluster.colocate
 
 
 def test_the_section_ray_is_another_name_for_the_address() -> None:

@@ -48,6 +48,15 @@ def test_without_zero_in_fp32_the_weights_are_their_own_master() -> None:
     assert rank.total == (4 + 4 + 8) * 7_500_000_000
 
 
+def test_a_critic_is_a_second_model_with_gradients_and_optimizer() -> None:
+    with_critic, without = (learner_rank(config(algo={"preset": name}), LARGE) for name in ("ppo", "grpo"))
+    # Stage 1 on one rank in bfloat16: 2 bytes of weights, 2 of gradients, 12 of master and Adam, a parameter.
+    assert with_critic.critic == (2 + 2 + 12) * 7_500_000_000
+    assert without.critic == 0
+    assert with_critic.total - with_critic.critic == without.total - without.reference + with_critic.reference
+    assert "critic 111.8 GiB" in "\n".join(sentences(config(algo={"preset": "ppo"}), LARGE))
+
+
 def test_a_token_of_the_cache_is_a_key_and_a_value_in_every_layer() -> None:
     on_gpus = {"num_gpus": 4, "tensor_parallel_size": 4, "engine": "async", "gpu_memory_utilization": 0.5}
     size = sampler_size(config(sampler=on_gpus, cluster={"gpu_memory_bytes": 80 << 30}), LARGE)

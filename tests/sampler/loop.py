@@ -81,6 +81,8 @@ class Outside:
     left_pool: frozenset[str] = frozenset()
     holds_last: bool = False
     """The last block of tickets, until this is set back."""
+    held: list[Request] = field(default_factory=list)
+    """Questions for tickets that are not answered."""
     plays_buffer: bool = True
     why_not_kept: str = ""
     """Of partials."""
@@ -93,50 +95,48 @@ class Outside:
             thread.start()
 
     def _serve_buffer(self) -> None:
-        held: list[Request] = []
         while not self.stop.is_set():
-            if held and not self.holds_last:
-                self._give_tickets(held.pop())
-            if (request := self.buffer.receive(0.01)) is not None:
-                self._answer_as_buffer(request, held)
-
-    def _answer_as_buffer(self, request: Request, held: list[Request]) -> None:
-        kind, fields = request.message.kind, request.message.fields
-        if kind == "hello":
-            self.num_hellos += 1
-            self.buffer.reply(request, "welcome", {"epoch": 1})
-        elif kind == "goodbye":
-            self.num_goodbyes += 1
-            self.buffer.reply(request, "noted")
-        elif kind == "tickets":
-            self.asked.append(dict(fields))
-            self.problems |= fields["problems"]
-            if self.holds_last and fields["num_wanted"] and len(self.blocks) == 1:
-                held.append(request)
-            else:
-                self._give_tickets(request)
-        elif kind == "heartbeat":
-            self.heartbeats.append(dict(fields))
-            self.buffer.reply(request, "noted")
-        elif kind == "partial":
-            self.partials.append(decode_group(request.message.body[0]))
-            self.buffer.reply(request, "noted", {"is_kept": not self.why_not_kept, "reason": self.why_not_kept})
-        elif kind == "evaluated":
-            self.evaluated.append(dict(fields))
-            self.buffer.reply(request, "noted")
-        elif not self.holds_inserts:
-            self.groups.append(decode_group(request.message.body[0]))
-            self.buffer.reply(request, "taken", {"fate": "accepted", "reason": ""})
+            self._give_held()
+            if (request := self.buffer.receive(0.01)) is None:
+                continue
+            kind, fields = request.message.kind, request.message.fields
+            if kind == "hello":
+                self.num_hellos += 1
+                self.buffer.reply(request, "welcome", {"epoch": 1})
+            elif kind == "goodbye":
+                self.num_goodbyes += 1
+                self.buffer.reply(request, "noted")
+            elif kind == "tickets":
+                self.asked.append(dict(fields))
+                self.problems |= fields["problems"]
+                self.held.append(request)
+                self._give_held()
+            elif kind == "heartbeat":
+                self.heartbeats.append(dict(fields))
+                self.buffer.reply(request, "noted")
+            elif kind == "partial":
+                self.partials.append(decode_group(request.message.body[0]))
+                self.buffer.reply(request, "noted", {"is_kept": not self.why_not_kept, "reason": self.why_not_kept})
+            elif kind == "evaluated":
+                self.evaluated.append(dict(fields))
+                self.buffer.reply(request, "noted")
+            elif not self.holds_inserts:
+                self.groups.append(decode_group(request.message.body[0]))
+                self.buffer.reply(request, "taken", {"fate": "accepted", "reason": ""})
 
     @property
     def num_asked(self) -> int:
         """Questions for tickets."""
         return sum(asked["num_wanted"] > 0 for asked in self.asked)
 
-    def _give_tickets(self, request: Request) -> None:
-        tickets = self.blocks.pop(0) if self.blocks and request.message.fields["num_wanted"] else []
-        plain, body = tickets_to_plain(tickets)
-        self.buffer.reply(request, "tickets", {"tickets": plain, "cause": ""}, body)
+    def _give_held(self) -> None:
+        for request in list(self.held):
+            is_given = bool(self.blocks and request.message.fields["num_wanted"])
+            if is_given and self.holds_last and len(self.blocks) == 1:
+                continue
+            self.held.remove(request)
+            plain, body = tickets_to_plain(self.blocks.pop(0) if is_given else [])
+            self.buffer.reply(request, "tickets", {"tickets": plain, "cause": ""}, body)
 
     def _serve_curator(self) -> None:
         while not self.stop.is_set():
