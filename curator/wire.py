@@ -17,6 +17,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -335,8 +336,13 @@ class Client:
         self._num_sent += 1
         message = Message(kind, fields or {}, tuple(body), str(self._num_sent))
         self._unanswered[message.id] = _Unanswered(message, time.monotonic() + self._resend_s, self._resend_s)
-        self._socket.send_multipart(_encode(message))
+        self._give(message)
         return message.id
+
+    def _give(self, message: Message) -> None:
+        # Where no connection takes it, as after a handshake that failed, it is sent again as one without an answer is.
+        with suppress(zmq.Again):
+            self._socket.send_multipart(_encode(message), zmq.NOBLOCK)
 
     def poll(self, timeout_s: float = 0.0) -> list[Message]:
         """Answers that arrived, waiting up to `timeout_s` for the first. Unanswered messages are sent again."""
@@ -380,7 +386,7 @@ class Client:
             if now >= waiting.again_at:
                 waiting.pause_s = min(2 * waiting.pause_s, MAX_RESEND_S)
                 waiting.again_at = now + waiting.pause_s
-                self._socket.send_multipart(_encode(waiting.message))
+                self._give(waiting.message)
 
     def close(self) -> None:
         """Close at once; unanswered messages are the caller's to send again."""

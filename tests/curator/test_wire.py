@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -282,3 +282,11 @@ def test_rubbish_is_counted_and_harms_nobody(header: bytes) -> None:
         assert client.call("do").kind == "done"
         client.close()
     assert server.num_refused == 1
+
+
+def test_a_call_that_no_connection_takes_ends_by_its_deadline() -> None:
+    with closing(Server()) as server, closing(Client(server.address, name="c", resend_s=0.05)) as client:
+        # As libzmq does by itself where a handshake fails: a socket without a connection blocks whoever sends.
+        client._socket.disconnect(server.address)
+        with pytest.raises(WireTimeout, match="did not answer 'next'"):
+            client.call("next", timeout_s=0.2)
