@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -43,6 +44,9 @@ MIN_STOP_S = 0.3
 _TICKETS_END = "its tickets are issued again after stream.ticket_timeout_s"
 RAY_PROGRAMS = ("gcs_server", "raylet")
 """Of a local Ray. Without one of them the parts go on for a while, but none can be started again."""
+RAY_STARTS = 3
+"""On a busy machine Ray may give up waiting for its own programs while it starts."""
+_log = logging.getLogger(__name__)
 
 
 @ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=8)
@@ -541,14 +545,29 @@ def ray_session(config: Config) -> Iterator[None]:
     if config.cluster.address:
         ray.init(address=config.cluster.address, log_to_driver=False, configure_logging=False)
     else:
-        ray.init(
-            num_cpus=max(os.cpu_count() or 1, parts.num_cpus_needed(config)),
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=128 << 20,
-        )
+        _start_local_ray(max(os.cpu_count() or 1, parts.num_cpus_needed(config)))
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start_local_ray(num_cpus: int) -> None:
+    """Raises RunFailed with Ray's reason where it does not come up in RAY_STARTS tries."""
+    for tries_left in reversed(range(RAY_STARTS)):
+        try:
+            ray.init(
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                object_store_memory=128 << 20,
+            )
+            return
+        except Exception as error:  # Ray has no class of its own for a start that failed
+            ray.shutdown()
+            for pid in children(RAY_PROGRAMS).values():
+                os.kill(pid, signal.SIGKILL)
+            if not tries_left:
+                raise RunFailed(f"Ray did not start in {RAY_STARTS} tries: {error}") from error
+            _log.warning("Ray did not start, and is started again: %s", error)

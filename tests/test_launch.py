@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RaySystemError, RayTaskError
 
 from stream_grpo import launch
 from stream_grpo.config_file import parse
@@ -298,3 +298,29 @@ def test_a_part_on_a_node_out_of_reach_is_waited_for_and_not_started_again(
     launcher.status("sampler-0")
     assert said[1:] == ["sampler-0 answers again"]
     assert not launcher._reaches_again(placed, RayActorError())
+
+
+def test_a_ray_that_does_not_come_up_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[int] = []
+
+    def init(**options: Any) -> None:
+        starts.append(options["num_cpus"])
+        if len(starts) < 3:
+            raise RaySystemError("Failed to connect to GCS.")
+
+    monkeypatch.setattr(launch.ray, "init", init)
+    monkeypatch.setattr(launch.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(launch, "children", lambda programs: {})
+    launch._start_local_ray(2)
+    assert starts == [2, 2, 2]
+
+
+def test_a_ray_that_never_comes_up_ends_the_run_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**options: Any) -> None:
+        raise RaySystemError("Failed to connect to GCS.")
+
+    monkeypatch.setattr(launch.ray, "init", init)
+    monkeypatch.setattr(launch.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(launch, "children", lambda programs: {})
+    with pytest.raises(launch.RunFailed, match=r"did not start in 3 tries: .*Failed to connect to GCS"):
+        launch._start_local_ray(2)
