@@ -81,6 +81,7 @@ class Curation:
         features = features_of_pool(pool, text_numbers) if made.estimator == "item_response" else None
         self._chooser = Chooser(pool.domain_numbers, group_size, made, features)
         self._num_in_flight_P = np.zeros(len(pool.problem_ids), np.int64)
+        self._num_of_domain = dict(zip(pool.domain_names, np.bincount(pool.domain_numbers).tolist(), strict=True))
         self._aside = {index for each in quarantined_ids(pool) if (index := pool.index_of(each)) is not None}
         """Problems that are not drawn."""
         self._among = _all_but(self._aside, len(pool.problem_ids))
@@ -256,6 +257,7 @@ class Curation:
             "seen": int(seen.size),
             "mean_rate": float(seen.mean()) if seen.size else None,
             "domain_rates": dict(zip(self._pool.domain_names, self.rate.domain_rate_D.tolist(), strict=True)),
+            "domain_problems": self._num_of_domain,
             "mean_expected_signal": self._mean_expected_signal(seen, unseen_D),
             "solved": int(np.count_nonzero(seen > SOLVED_RATE)),
             "useful": int(np.count_nonzero((seen >= TOO_HARD_RATE) & (seen <= SOLVED_RATE))),

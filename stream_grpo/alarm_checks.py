@@ -21,7 +21,7 @@ MIN_GROUPS = 32
 MIN_PAIRS = 100
 """With both rewards: with fewer the gap to the hidden verifier is not known."""
 GROUPS_PER_DOMAIN = 32
-"""An even share of the trained groups from which on a domain that has few can be told to starve."""
+"""What a domain would have of the trained groups, from which on one that has few can be told to starve."""
 USEFUL_RATES = (0.2, 0.8)
 """Success rates of a domain that the curator should sample from, far from solved and from too hard."""
 MIN_BLIND_STEPS = 8
@@ -245,7 +245,8 @@ def open_ledger(seen: Seen, limits: Alarms) -> Finding | None:
 
 def starving(seen: Seen, limits: Alarms) -> Finding | None:
     """A domain that could be learnt from gets hardly any group."""
-    rates = seen.parts.get("curator", {}).get("domain_rates", {})
+    curator = seen.parts.get("curator", {})
+    rates, sizes = curator.get("domain_rates", {}), curator.get("domain_problems", {})
     low, high = USEFUL_RATES
     useful = sorted(name for name, rate in rates.items() if low <= rate <= high)
     if len(useful) < 2 or not seen.steps or any("by_domain" not in step for step in seen.steps):
@@ -253,9 +254,14 @@ def starving(seen: Seen, limits: Alarms) -> Finding | None:
     counts: Counter[str] = Counter()
     for step in seen.steps:
         counts.update({name: row["num_groups"] for name, row in step["by_domain"].items()})
-    even = counts.total() / len(useful)
-    least = min(useful, key=lambda name: counts[name])
-    if even < GROUPS_PER_DOMAIN or counts[least] >= limits.domain_share * even:
+    # An even share of the groups, or of a small domain what an even draw over the problems gives it.
+    num_problems = sum(sizes.get(name, 1) for name in useful)
+    shares = {name: min(1 / len(useful), sizes.get(name, 1) / num_problems) for name in useful}
+    due = {
+        name: share * counts.total() for name, share in shares.items() if share * counts.total() >= GROUPS_PER_DOMAIN
+    }
+    least = min(due, key=lambda name: counts[name] / due[name], default="")
+    if not due or counts[least] >= limits.domain_share * due[least]:
         return None
     return Finding(
         f"domain {least!r} has {counts[least]} of the {counts.total()} groups of {len(seen.steps)} steps, at a success "

@@ -182,6 +182,15 @@ def test_a_domain_that_starves_although_it_could_be_learnt_from() -> None:
     assert raised(alarms(), lines[:-1]) == []
 
 
+def test_a_domain_of_few_problems_does_not_starve_where_it_has_few_groups() -> None:
+    only = [step(i, by_domain={"a": {"num_groups": 16}}) for i in range(1, 5)]
+    few, many = ({"a": 1000 - num, "b": num} for num in (30, 500))
+    # 30 of 1,000 problems would have 2 of 64 groups, too few to tell; 500 would have 32.
+    for sizes, names in ((few, []), (many, ["starving_domain"])):
+        lines = [status("curator", domain_rates={"a": 0.5, "b": 0.4}, domain_problems=sizes), *only]
+        assert [alarm.name for alarm in raised(alarms(), lines)] == names
+
+
 def test_held_out_problems_that_are_forgotten() -> None:
     lines = [evaluation(10, 0.8, 0.7, 0.9), evaluation(20, 0.75, 0.65, 0.85), evaluation(30, 0.55, 0.45, 0.65)]
     (alarm,) = raised(alarms(), lines)

@@ -182,6 +182,7 @@ CURATOR = figures(
     seen | problems | sampled at least once
     mean_rate | share | success rate, mean over seen problems
     domain_rates/* | share | success rate of a domain
+    domain_problems/* | problems | of a domain, those put aside among them
     mean_expected_signal | share | expected signal, mean over all problems
     solved | problems | seen, with a success rate too high to be useful
     useful | problems | seen, in between
