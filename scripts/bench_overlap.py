@@ -14,7 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from stream_grpo.experiments.cells import Cell, Series, call
+from benchmarks.small_model import made_model
+
+from stream_grpo.experiments.cells import Cell, Series
 from stream_grpo.files import read_object
 
 ROOT = Path(__file__).parents[1]
@@ -51,15 +53,6 @@ def main() -> int:
 
 def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def made_model(root: Path) -> Path:
-    """The small model and its problems."""
-    models = root / "models"
-    if not (models / "model" / "model.safetensors").exists():
-        root.mkdir(parents=True, exist_ok=True)
-        call(["make-model", str(models)], root / "make-model.log")
-    return models
 
 
 def settings(models: Path, options: argparse.Namespace) -> tuple[str, ...]:

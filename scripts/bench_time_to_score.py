@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.page import PAGE, table, write_section
+from benchmarks.small_model import made_model
 from time_to_score import outcome, picture, scoring
 from time_to_score.contestants import OURS, SAID, TRL, Point
 from time_to_score.training import SNAPSHOTS, train_ours, train_trl
 
 from stream_grpo.config import Config
 from stream_grpo.config_file import load
-from stream_grpo.experiments.cells import Series, call
+from stream_grpo.experiments.cells import Series
 from stream_grpo.files import read_object
 from stream_grpo.parts import RESOURCES
 
@@ -99,15 +100,6 @@ def parse_arguments() -> argparse.Namespace:
 
 def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def made_model(root: Path) -> Path:
-    """The small model and its problems."""
-    models = root / "models"
-    if not (models / "model" / "model.safetensors").exists():
-        root.mkdir(parents=True, exist_ok=True)
-        call(["make-model", str(models)], root / "make-model.log")
-    return models
 
 
 def paths(models: Path) -> list[str]:

@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from stream_grpo.experiments.cells import Cell, Series, call
+from benchmarks.small_model import made_model
+
+from stream_grpo.experiments.cells import Cell, Series
 from stream_grpo.planner.calibration import calibrate
 from stream_grpo.planner.measured import Compared, compare
 
@@ -52,7 +54,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=list(CASES), help="these settings alone")
     options = parser.parse_args()
     root = (options.root or Path(tempfile.mkdtemp(prefix="check-planner-"))).resolve()
-    models = make_models(root)
+    models = made_model(root)
     world = calibrate(made_run(root, models, "calibration", CALIBRATION, options.steps)).world
     found: dict[str, Compared] = {}
     print(HEADER)
@@ -69,15 +71,6 @@ def main() -> int:
         print(json.dumps({"settings": {name: c.as_fields() for name, c in found.items()}, **worst}))
     is_met = worst["worst_throughput_error"] <= MAX_THROUGHPUT_ERROR and worst["worst_age_error"] <= MAX_AGE_ERROR
     return 0 if is_met else 1
-
-
-def make_models(root: Path) -> Path:
-    """The small model and its problems."""
-    models = root / "models"
-    if not (models / "model" / "model.safetensors").exists():
-        root.mkdir(parents=True, exist_ok=True)
-        call(["make-model", str(models)], root / "make-model.log")
-    return models
 
 
 def made_run(root: Path, models: Path, name: str, case: Case, num_steps: int) -> Path:
