@@ -1,8 +1,9 @@
-"""What it saves to compute the prompt of a group once: seconds of forward and backward, and how gradients differ.
+"""What it saves to share prompts and to pack rows: seconds of forward and backward, and how gradients differ.
 
 The real learner engine on a model folder, or on random weights of the size of SmolLM2-135M; one batch of groups with
-long prompts and short responses, both ways in turns, the faster of each. Prints the ratio, and whether the engine would
-have chosen to share. With `--json` a last line {speedup, tokens_plain, tokens_shared, gradient_gap, pays}.
+long prompts and short responses, or the last ones that a run trained on (`--run`). Each sequence a row; prompts shared;
+rows packed; both: in turns, the fastest of each. Prints ratios to the first, and what the learner would have chosen.
+With `--json` a last line with all of it.
 """
 
 from __future__ import annotations
@@ -12,23 +13,39 @@ import json
 import math
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.config import Learner
-from stream_grpo.learner.batching import Microbatch, Minibatch, Scored, make_train_batch
+from stream_grpo.config_file import load_run
+from stream_grpo.learner.batching import Microbatch, Minibatch, Scored, TrainBatch, make_train_batch
 from stream_grpo.learner.engine import LearnerEngine
+from stream_grpo.learner.figures import figures_of_batch
 from stream_grpo.learner.first_pass import tensors_of
 from stream_grpo.learner.forward import Distribution
+from stream_grpo.rollouts.views import Groups, journal_of
+from stream_grpo.transport.codec import decode_group
 from stream_grpo.types import Decision, EndReason, RewardResult, Rollout, RolloutGroup
+
+
+WAYS: dict[str, tuple[bool, bool]] = {
+    "plain": (False, False),
+    "shared": (True, False),
+    "packed": (False, True),
+    "both": (True, True),
+}
+"""Whether prompts are shared, and rows packed."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model folder; by default random weights of SmolLM2-135M's size")
+    parser.add_argument("--run", type=Path, help="a run whose last groups are taken, with its microbatch_tokens")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--group-size", type=int, default=8)
@@ -42,20 +59,26 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.groups, arguments.rounds = 1, 1
+    if arguments.run:
+        arguments.microbatch_tokens = load_run(arguments.run.resolve()).learner.microbatch_tokens
     with tempfile.TemporaryDirectory() as name:
         model = arguments.model or random_model(Path(name))
-        learner = Learner(num_threads=arguments.threads, microbatch_tokens=arguments.microbatch_tokens, zero_stage=0)
+        learner = Learner(
+            num_threads=arguments.threads, microbatch_tokens=arguments.microbatch_tokens, zero_stage=0, packing=True
+        )
         engine = LearnerEngine(
             model, learner=learner, recipe=PRESETS[DEFAULT].recipe, dtype=arguments.dtype,
             distribution=Distribution(temperature=1.0), seed=0,
         )  # fmt: skip
         result = measured(engine, arguments)
         engine.close()
-    print(
-        f"{result['tokens_plain']:,} tokens with a prompt each, {result['tokens_shared']:,} with prompts once: "
-        f"{result['plain_s']:.2f} s and {result['shared_s']:.2f} s, {result['speedup']:.2f} times faster; "
-        f"gradients differ by {result['gradient_gap']:.1e} of their norm; chosen by itself: {result['pays']}"
-    )
+    for way, found in result["ways"].items():
+        print(
+            f"{way}: {found['tokens']:,} tokens in {found['microbatches']} microbatches, {found['padding_share']:.0%} "
+            f"padding, {found['seconds']:.3f} s, {found['speedup']:.2f} times as fast; "
+            f"gradients differ by {found['gradient_gap']:.1e} of their norm"
+        )
+    print(f"chosen by itself: {result['chosen']}")
     if arguments.json:
         print(json.dumps(result))
 
@@ -73,39 +96,57 @@ def random_model(directory: Path) -> Path:
     return directory
 
 
-def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, float | int | bool]:
-    """Both ways in turns; the fastest of each."""
-    groups = [make_group(number, arguments, engine.vocab_size) for number in range(arguments.groups)]
+def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All ways in turns; the fastest of each."""
+    if arguments.run:
+        groups = recorded(arguments.run, arguments.groups)
+    else:
+        groups = [make_group(number, arguments, engine.vocab_size) for number in range(arguments.groups)]
 
-    def batch(attention_cost: float | None) -> Minibatch:
+    def batch(way: tuple[bool, bool], attention_cost: float | None) -> TrainBatch:
         return make_train_batch(
             groups, by_reward, vocab_size=engine.vocab_size, microbatch_tokens=arguments.microbatch_tokens,
-            attention_cost=attention_cost,
-        ).minibatches[0]  # fmt: skip
+            attention_cost=attention_cost, share_prompts=way[0], packing=way[1],
+        )  # fmt: skip
 
-    ways = {"plain": batch(None), "shared": batch(0.0)}
-    best = dict.fromkeys(ways, math.inf)
+    # Sharing is shown where it would not be chosen too; which rows are packed depends on what attention costs.
+    costs = {"plain": None, "shared": 0.0}
+    batches = {name: batch(way, costs.get(name, engine.attention_cost)) for name, way in WAYS.items()}
+    best = dict.fromkeys(batches, math.inf)
     gradients: dict[str, torch.Tensor] = {}
     for _ in range(arguments.rounds):
-        for way, minibatch in ways.items():
+        for way, train_batch in batches.items():
             begun = time.perf_counter()
-            gradients[way] = gradient(engine, minibatch)
+            gradients[way] = gradient(engine, train_batch.minibatches[0])
             best[way] = min(best[way], time.perf_counter() - begun)
-    gap = float((gradients["plain"] - gradients["shared"]).norm() / gradients["plain"].norm())
-    chosen = batch(engine.attention_cost).microbatches[0].row_B is not None
-    tokens = {
-        "plain": sum(computed(m) for m in ways["plain"].microbatches),
-        "shared": sum(computed(m) for m in ways["shared"].microbatches),
+    chosen = batch(WAYS["both"], engine.attention_cost).minibatches[0].microbatches
+    ways = {
+        way: {
+            "seconds": best[way],
+            "speedup": best["plain"] / best[way],
+            "tokens": sum(computed(m) for m in train_batch.minibatches[0].microbatches),
+            "microbatches": len(train_batch.minibatches[0].microbatches),
+            "padding_share": figures_of_batch(train_batch)["padding_share"],
+            "gradient_gap": float((gradients["plain"] - gradients[way]).norm() / gradients["plain"].norm()),
+        }
+        for way, train_batch in batches.items()
     }
-    return {
-        "speedup": best["plain"] / best["shared"],
-        "plain_s": best["plain"],
-        "shared_s": best["shared"],
-        "tokens_plain": tokens["plain"],
-        "tokens_shared": tokens["shared"],
-        "gradient_gap": gap,
-        "pays": chosen,
-    }
+    return {"ways": ways, "chosen": named(chosen), "attention_cost": engine.attention_cost}
+
+
+def named(microbatches: Sequence[Microbatch]) -> str:
+    """Which of the ways they are."""
+    several = [m for m in microbatches if m.row_B is not None and m.block_B is not None]
+    packs = any(len(np.unique(m.block_B)) > len(np.unique(m.row_B)) for m in several)
+    shares = any(len(np.unique(m.block_B)) < len(m.lengths_B) for m in several)
+    return {way: name for name, way in WAYS.items()}[shares, packs]
+
+
+def recorded(run: Path, num_groups: int) -> list[RolloutGroup]:
+    """The last groups that a run trained on, from its journal."""
+    groups = Groups(journal_of(run))
+    made = sorted((view for view in groups.views.values() if view.made is not None), key=lambda view: view.made)
+    return [decode_group(groups.data(view)) for view in made[-num_groups:]]
 
 
 def computed(microbatch: Microbatch) -> int:
@@ -118,7 +159,7 @@ def gradient(engine: LearnerEngine, minibatch: Minibatch) -> torch.Tensor:
     """Of the mean logprob of the target tokens, all weights in a row; cleared afterwards."""
     for microbatch in minibatch.microbatches:
         tensors = tensors_of(microbatch, engine.device)
-        logprobs_BK, _ = engine.logprobs(*tensors.sequences)
+        logprobs_BK, _ = engine.logprobs(*tensors.sequences, wanted_BK=tensors.mask_BK)
         engine.backward(torch.where(tensors.mask_BK, logprobs_BK, 0.0).sum() / minibatch.num_tokens)
     module = engine._module
     found = torch.cat([p.grad.float().flatten() for p in module.parameters() if p.grad is not None])

@@ -3,7 +3,8 @@
 The batches are those of a run, read from its journal step by step, or without `--run` drawn from a seed for a small
 random Llama. Each case is a world of real processes under DeepSpeed in fp32. Goals: the loss of every step within 1e-5
 of that on one rank, every weight within 1e-4 at the end, and a checkpoint after which the steps are made again bit for
-bit. Exit code 1 where one is missed.
+bit. Exit code 1 where one is missed. With `--saving` the several ranks save memory in every way there is, and the one
+does not.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from stream_grpo.types import Decision, EndReason, RewardResult, Rollout, Rollou
 MAX_LOSS_GAP, MAX_WEIGHT_GAP = 1e-5, 1e-4
 VOCAB = 64
 CASE_LIMIT_S = 300.0
+SAVING: Mapping[str, Any] = {"logits_bytes": 16 * 4 * VOCAB, "activation_checkpointing": True, "packing": True}
+"""Logits of 16 positions at a time, where the vocabulary is the small one."""
 
 
 class Trained(NamedTuple):
@@ -71,6 +74,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2, help="ranks of each case")
     parser.add_argument("--stages", type=int, nargs="*", choices=range(4), default=[0, 1, 2, 3], help="ZeRO stages")
     parser.add_argument("--steps", type=int, default=20, help="train batches")
+    parser.add_argument("--saving", action="store_true", help="logits in pieces, layers computed again, packed rows")
     parser.add_argument("--run", type=Path, help="a run whose batches are replayed; by default random ones")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="check-ranks-") as name:
@@ -79,7 +83,7 @@ def main() -> int:
         num_steps = record(
             root / "batches", recorded(options.run) if options.run else drawn(options.steps), options.steps
         )
-        found = compare(root, config, options.stages, options.ranks)
+        found = compare(root, config, options.stages, options.ranks, SAVING if options.saving else {})
     for stage, case in found.items():
         print(
             f"ZeRO {stage}, {options.ranks} ranks against 1, {num_steps} steps: loss {case.loss_gap:.1e} (goal "
@@ -164,12 +168,14 @@ def record(folder: Path, batches: Iterator[list[RolloutGroup]], num_steps: int) 
     return len(steps)
 
 
-def compare(root: Path, config: Config, stages: Sequence[int], num_ranks: int) -> dict[int, Compared]:
-    """Each stage on so many ranks against stage 1 on one."""
+def compare(
+    root: Path, config: Config, stages: Sequence[int], num_ranks: int, settings: Mapping[str, Any]
+) -> dict[int, Compared]:
+    """Each stage on so many ranks, with other settings of the learner, against stage 1 on one."""
     one = trained(root, config, stage=1, num_ranks=1)
     found = {}
     for stage in stages:
-        several = trained(root, config, stage=stage, num_ranks=num_ranks)
+        several = trained(root, config, stage=stage, num_ranks=num_ranks, settings=settings)
         num_again = len(several.again)
         found[stage] = Compared(
             loss_gap=max(abs(a - b) for a, b in zip(one.losses, several.losses, strict=True)),
@@ -179,9 +185,12 @@ def compare(root: Path, config: Config, stages: Sequence[int], num_ranks: int) -
     return found
 
 
-def trained(root: Path, config: Config, *, stage: int, num_ranks: int) -> Trained:
+def trained(
+    root: Path, config: Config, *, stage: int, num_ranks: int, settings: Mapping[str, Any] | None = None
+) -> Trained:
     """Train on the batches under `root` in a world of its own. Raises RuntimeError where a rank fails."""
-    learner = config.learner.model_copy(update={"zero_stage": stage, "num_ranks": num_ranks})
+    update = {"zero_stage": stage, "num_ranks": num_ranks} | dict(settings or {})
+    learner = config.learner.model_copy(update=update)
     config = config.model_copy(update={"learner": learner})
     out = root / f"out-{uuid.uuid4().hex}"
     out.mkdir()
@@ -243,7 +252,8 @@ def _loss(engine: Any, step: Any, folder: Path, config: Config) -> float:
     rewarded = step.rewarded(groups, vocab_size=engine.vocab_size, microbatch_tokens=learner.microbatch_tokens)
     batch: TrainBatch = make_train_batch(
         rewarded, step.advantages, vocab_size=engine.vocab_size, microbatch_tokens=learner.microbatch_tokens,
-        num_minibatches=learner.num_minibatches, num_ranks=learner.num_ranks,
+        num_minibatches=learner.num_minibatches, num_ranks=learner.num_ranks, packing=learner.packing,
+        attention_cost=engine.attention_cost if learner.packing else None,
     )  # fmt: skip
     return float(step.run(batch)["loss"])
 

@@ -261,6 +261,12 @@ class Learner(Section):
     """Padded tokens of one forward and backward at most (one rollout always fits)."""
     share_prompts: bool = True
     """Compute the prompt of a group once for all its rollouts, in batches where that is cheaper."""
+    packing: bool = False
+    """Put several sequences into one row, which do not see each other, in batches where that is cheaper than padding."""
+    logits_bytes: int = Field(256 << 20, ge=1)
+    """Logits of more positions than fit in here, in float32, are made a part at a time, in the backward pass again."""
+    activation_checkpointing: bool = False
+    """Keep the input of each layer alone for the backward pass, and compute the rest of the layer again there."""
     num_epochs: int = Field(1, ge=1)
     """Passes over a train batch."""
     num_minibatches: int = Field(1, ge=1)

@@ -1,8 +1,8 @@
 """What a run needs of memory, on paper: weights, gradients, optimizer, activations, KV cache. Pure but for headers.
 
 P parameters, R ranks, L layers, h hidden size, T tokens of a microbatch, V vocabulary. Bytes of a rank after the ZeRO
-paper (Rajbhandari et al., 2020, section 3), activations after Korthikanti et al. (2022, section 4) without attention
-scores, which fused attention does not keep. An estimate: allocators, buffers and the libraries come on top.
+paper (Rajbhandari et al., 2020, section 3), activations after Korthikanti et al. (2022, sections 4 and 5) without
+attention scores, which fused attention does not keep. An estimate: allocators, buffers and the libraries come on top.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLAIN_ADAM_BYTES = 8
 LAYER_HALFWORDS = 17
 """Numbers kept for the backward pass by a layer for one token, in units of h: 34 bytes at two bytes each."""
 LOGIT_COPIES = 3
-"""Of [T, V] in fp32 at once: logits, their softmax, their gradient."""
+"""Of [T, V] in fp32 at once, as far as these exist: logits, their softmax, their gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,20 +100,29 @@ def rank_bytes(
     num_tokens: int,
     has_reference: bool,
     has_critic: bool = False,
+    logits_bytes: int | None = None,
+    recomputes: bool = False,
 ) -> Rank:
-    """What a rank holds in a step with microbatches of `num_tokens`. A critic is of one rank, and as large as P."""
+    """What a rank holds in a step with microbatches of `num_tokens`. A critic is of one rank, and as large as P.
+
+    `logits_bytes`: of the logits that exist at once; None: all. `recomputes`: of each layer the input alone is kept, and
+    one layer at a time is computed again.
+    """
     parameters = shape.num_parameters
 
     def cut(number: int, from_stage: int) -> int:
         return math.ceil(number / num_ranks) if zero_stage >= from_stage else number
 
     master = PLAIN_ADAM_BYTES if zero_stage == 0 and dtype_bytes == 4 else MASTER_BYTES
-    layers = shape.num_layers * shape.hidden_size * 2 * LAYER_HALFWORDS // 2 * dtype_bytes
+    token = shape.hidden_size * dtype_bytes
+    layers = token * (shape.num_layers + LAYER_HALFWORDS if recomputes else shape.num_layers * LAYER_HALFWORDS)
+    logits = num_tokens * 4 * shape.vocab_size
     return Rank(
         weights=cut(dtype_bytes * parameters, 3),
         gradients=cut(dtype_bytes * parameters, 2),
         optimizer=cut(master * parameters, 1),
-        activations=num_tokens * (layers + LOGIT_COPIES * 4 * shape.vocab_size),
+        activations=num_tokens * layers
+        + LOGIT_COPIES * (logits if logits_bytes is None else min(logits, max(logits_bytes, 4 * shape.vocab_size))),
         reference=dtype_bytes * parameters if has_reference else 0,
         critic=(2 * dtype_bytes + master) * parameters if has_critic else 0,
     )
@@ -158,6 +167,8 @@ def learner_rank(config: Config, shape: Shape) -> Rank:
         num_tokens=max(learner.microbatch_tokens, config.model.max_length_tokens),
         has_reference=config.algo.kl_reference in ("fixed", "refreshed", "ema"),
         has_critic=config.algo.has_critic,
+        logits_bytes=learner.logits_bytes,
+        recomputes=learner.activation_checkpointing,
     )
 
 
@@ -184,7 +195,7 @@ def impossible(config: Config, shape: Shape) -> Iterator[str]:
         yield (
             f"cluster.gpu_memory_bytes = {memory}: a rank of the learner needs about {mib(rank.total)} ({_named(rank)})"
             f", {mib(int(share * memory))} are its own; lower learner.microbatch_tokens = "
-            f"{config.learner.microbatch_tokens}, or use a smaller model"
+            f"{config.learner.microbatch_tokens}, set learner.activation_checkpointing, or use a smaller model"
         )
     yield from _machine_complaints(config, size, rank)
 

@@ -43,6 +43,30 @@ def test_activations_are_those_of_korthikanti_and_the_logits() -> None:
     assert rank.reference == 2 * 7_500_000_000
 
 
+def test_logits_are_no_more_than_exist_at_once() -> None:
+    def activations(**settings: Any) -> int:
+        shape = {"dtype_bytes": 2, "num_ranks": 1, "zero_stage": 0, "num_tokens": 1000, "has_reference": False}
+        return rank_bytes(LARGE, **(shape | settings)).activations
+
+    layers = 1000 * 34 * 4096 * 32
+    # 1,000 positions of 4 x 128,000 bytes are 512 MB; 1 MiB holds two; a bound below one position is one.
+    assert activations(logits_bytes=600_000_000) == layers + 3 * 512_000_000 == activations()
+    assert activations(logits_bytes=1 << 20) == layers + 3 * (1 << 20)
+    assert activations(logits_bytes=1) == layers + 3 * 512_000
+    # The input of 32 layers, 2 x 4096 bytes a token, and one layer whole, 34 x 4096.
+    assert activations(logits_bytes=1, recomputes=True) == 1000 * 4096 * (2 * 32 + 34) + 3 * 512_000
+
+
+def test_settings_of_memory_count() -> None:
+    learner = {"microbatch_tokens": 8192, "logits_bytes": 1 << 20}
+    whole, cut, again = (
+        learner_rank(config(learner=settings), LARGE).activations
+        for settings in (learner | {"logits_bytes": 1 << 40}, learner, learner | {"activation_checkpointing": True})
+    )
+    assert whole - cut == 3 * (8192 * 4 * 128_000 - (1 << 20))
+    assert cut - again == 8192 * 4096 * 2 * (17 * 32 - 32 - 17)
+
+
 def test_without_zero_in_fp32_the_weights_are_their_own_master() -> None:
     rank = rank_bytes(LARGE, dtype_bytes=4, num_ranks=1, zero_stage=0, num_tokens=0, has_reference=False)
     assert rank.total == (4 + 4 + 8) * 7_500_000_000

@@ -65,6 +65,8 @@ def batch_of(config: Config, engine: LearnerEngine, step: TrainStep, groups: Seq
         microbatch_tokens=config.learner.microbatch_tokens,
         num_minibatches=config.learner.num_minibatches,
         attention_cost=engine.attention_cost,
+        share_prompts=config.learner.share_prompts,
+        packing=config.learner.packing,
     )
 
 

@@ -7,15 +7,14 @@ nothing is shifted here (`logprobs.token_logprobs` does that, once).
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_grpo.learner.shared_prompts import cost, pays, share
+from stream_grpo.learner.rows import Pack, packs
 from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup, StepScore
 
 
@@ -79,7 +78,9 @@ class Microbatch:
     token_advantages_BT: NDArray[np.float64] | None = None
     """What single tokens get on top of advantages_B; None: nothing."""
     row_B: NDArray[np.int64] | None = None
-    """In which row each sequence shares its prompt with others, see `shared_prompts`; None: each is a row."""
+    """In which row each sequence lies, see `shared_prompts`; None: each is a row."""
+    block_B: NDArray[np.int64] | None = None
+    """With which others of its row each sequence shares a copy of its prompt; numbered over all rows."""
     rank: int = 0
     """Of the learner's ranks the one that runs it."""
 
@@ -146,24 +147,31 @@ def make_train_batch(
     sampled_by: Callable[[PolicyVersion], Sampled] = lambda version: Sampled(0),
     is_trained: Callable[[Rollout], bool] = lambda rollout: True,
     attention_cost: float | None = None,
+    share_prompts: bool = True,
+    packing: bool = False,
 ) -> TrainBatch:
     """Check the groups, give every valid rollout its advantage, cut into minibatches of whole groups and pack those.
 
     Minibatch i takes groups i, i + num_minibatches, ...: groups come oldest first, and so the ages are spread evenly.
     Each minibatch is dealt to `num_ranks` ranks by tokens, sequence by sequence (`shares` takes out what each runs).
     Valid rollouts that are not `is_trained` enter the baseline of their group and not the loss. The rollouts of a group
-    share a prompt where that is cheaper, by the model's `attention_cost` (`shared_prompts.cost`); None: never. The
-    result depends on the order of the groups and on nothing else. Raises ValueError that names group and rollout.
+    share a prompt, and with `packing` several groups a row, where that is cheaper, by the model's `attention_cost`
+    (`shared_prompts.cost`); None: never. The result depends on the order of the groups and on nothing else. Raises
+    ValueError that names group and rollout.
     """
     if not groups or len(groups) < num_minibatches:
         raise ValueError(f"{len(groups)} groups for {num_minibatches} minibatches")
     trained = trainable(groups, advantage, vocab_size, is_trained)
     num_valid = sum(rollout.valid for group in groups for rollout in group.rollouts)
+    how: dict[str, Any] = {
+        "microbatch_tokens": microbatch_tokens,
+        "num_ranks": num_ranks,
+        "attention_cost": attention_cost,
+        "share_prompts": share_prompts,
+        "packing": packing,
+    }
     return TrainBatch(
-        minibatches=tuple(
-            _minibatch(trained[i::num_minibatches], microbatch_tokens, num_ranks, sampled_by, attention_cost)
-            for i in range(num_minibatches)
-        ),
+        minibatches=tuple(_minibatch(trained[i::num_minibatches], sampled_by, **how) for i in range(num_minibatches)),
         num_groups=len(groups),
         num_left_out=sum(len(group.rollouts) for group in groups) - num_valid,
         num_baseline_only=num_valid - sum(map(len, trained)),
@@ -248,22 +256,14 @@ def _complaints(rollout: Rollout, vocab_size: int) -> Iterable[str]:
 
 
 def _minibatch(
-    trained: Sequence[Sequence[Trained]],
-    microbatch_tokens: int,
-    num_ranks: int,
-    sampled_by: Callable[[PolicyVersion], Sampled],
-    attention_cost: float | None,
+    trained: Sequence[Sequence[Trained]], sampled_by: Callable[[PolicyVersion], Sampled], **how: Any
 ) -> Minibatch:
     rows = [row for group in trained for row in group]
-    max_scores = microbatch_tokens * max((len(row.rollout.token_ids) for row in rows), default=0)
-    units, widths = _units(rows, microbatch_tokens, max_scores, attention_cost)
-    packs = [
-        (rank, [units[dealt[i]] for i in indices])
-        for rank, dealt in enumerate(deal(widths, num_ranks))
-        for indices in pack([widths[i] for i in dealt], microbatch_tokens, max_scores)
-    ]
+    lengths = [len(row.rollout.token_ids) for row in rows]
     return Minibatch(
-        microbatches=tuple(_microbatch(rows, together, rank, sampled_by) for rank, together in packs),
+        microbatches=tuple(
+            _microbatch(rows, pack, sampled_by) for pack in packs(lengths, lambda: list(map(_prompt, rows)), **how)
+        ),
         num_groups=len(trained),
         num_problems=sum(bool(group) for group in trained),
         num_sequences=len(rows),
@@ -271,39 +271,21 @@ def _minibatch(
     )
 
 
-def _units(
-    rows: Sequence[Trained], microbatch_tokens: int, max_scores: int, attention_cost: float | None
-) -> tuple[list[list[int]], list[int]]:
-    """Which sequences are computed as one row, and the tokens of each row: single ones unless sharing prompts pays.
-
-    The attention scores of a block, rows x length^2, are no more than single sequences may have: its memory grows with
-    them too.
-    """
-    single = [[i] for i in range(len(rows))], [len(row.rollout.token_ids) for row in rows]
-    if attention_cost is None:
-        return single
-    prompts = [tuple(row.rollout.token_ids[: row.rollout.num_prompt_tokens].tolist()) for row in rows]
-    shared = share(prompts, single[1], max_tokens=min(microbatch_tokens, math.isqrt(max_scores)))
-    shared_cost, single_cost = (
-        cost(
-            [(len(one), widths[one[0]]) for one in pack(widths, microbatch_tokens, max_scores)],
-            attention_cost=attention_cost,
-        )
-        for _, widths in (shared, single)
-    )
-    return shared if pays(shared_cost, single_cost) else single
+def _prompt(row: Trained) -> tuple[int, ...]:
+    return tuple(row.rollout.token_ids[: row.rollout.num_prompt_tokens].tolist())
 
 
-def _microbatch(
-    rows: Sequence[Trained],
-    units: Sequence[Sequence[int]],
-    rank: int,
-    sampled_by: Callable[[PolicyVersion], Sampled],
-) -> Microbatch:
-    padded = _pad([rows[i] for unit in units for i in unit], rank, sampled_by)
-    if all(len(unit) == 1 for unit in units):
+def _microbatch(rows: Sequence[Trained], pack: Pack, sampled_by: Callable[[PolicyVersion], Sampled]) -> Microbatch:
+    blocks = [(number, block) for number, row in enumerate(pack.rows) for block in row]
+    padded = _pad([rows[i] for _, block in blocks for i in block], pack.rank, sampled_by)
+    if len(padded.lengths_B) == len(pack.rows):
         return padded
-    return replace(padded, row_B=np.repeat(np.arange(len(units)), [len(unit) for unit in units]))
+    sizes = [len(block) for _, block in blocks]
+    return replace(
+        padded,
+        row_B=np.repeat([number for number, _ in blocks], sizes),
+        block_B=np.repeat(np.arange(len(blocks)), sizes),
+    )
 
 
 def with_shuffled_rewards(group: RolloutGroup, seed: int) -> RolloutGroup:
@@ -318,39 +300,6 @@ def with_shuffled_rewards(group: RolloutGroup, seed: int) -> RolloutGroup:
     for index, other in zip(valid, dealt.tolist(), strict=True):
         rollouts[index] = replace(group.rollouts[index], reward=group.rollouts[other].reward)
     return replace(group, rollouts=tuple(rollouts))
-
-
-def pack(lengths: Sequence[int], microbatch_tokens: int, max_scores: float = math.inf) -> list[list[int]]:
-    """Cut sequences into packs whose padded size, count x longest, is at most `microbatch_tokens`.
-
-    Their attention scores, count x longest^2, are at most `max_scores`.
-    Longest first, so that little is padding and memory runs out at once or not at all; equal lengths keep their
-    order. A sequence longer than the budget is a pack of its own.
-    """
-    packs: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        longest = lengths[packs[-1][0]] if packs else 0
-        num_tokens = (len(packs[-1]) + 1) * longest if packs else 0
-        if packs and num_tokens <= microbatch_tokens and num_tokens * longest <= max_scores:
-            packs[-1].append(index)
-        else:
-            packs.append([index])
-    return packs
-
-
-def deal(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Deal sequences to ranks so that all have about as many tokens: the longest first, each to the rank with fewest.
-
-    The ranks' sums differ by at most the longest sequence, and the largest is at most 4/3 of the best possible (Graham
-    1969, Bounds on multiprocessing timing anomalies). Each rank has its sequences in the order given.
-    """
-    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
-    tokens = [0] * num_ranks
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        least = min(range(num_ranks), key=tokens.__getitem__)
-        ranks[least].append(index)
-        tokens[least] += lengths[index]
-    return [sorted(rank) for rank in ranks]
 
 
 def _pad(rows: Sequence[Trained], rank: int, sampled_by: Callable[[PolicyVersion], Sampled]) -> Microbatch:

@@ -13,11 +13,11 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -34,27 +34,19 @@ from deepspeed.utils import logger as deepspeed_logger
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.config import Learner
 from stream_grpo.errors import CheckpointError
-from stream_grpo.learner.batching import pack
 from stream_grpo.learner.critic import Critic, ValueNet
-from stream_grpo.learner.forward import (
-    PLAIN,
-    Distribution,
-    Shared,
-    has_windows,
-    logits,
-    on_device,
-    shared_logits,
-    with_fp32_head,
-)
+from stream_grpo.learner.forward import PLAIN, Distribution, LanguageModel, Shared, has_windows, logits
+from stream_grpo.learner.head import can_be_asked, with_fp32_head
 from stream_grpo.learner.layout import Layout, check_layout, write_layout
+from stream_grpo.learner.recompute import recompute_activations
 from stream_grpo.learner.reference import Reference
-from stream_grpo.learner.shared_prompts import shared_prompts
+from stream_grpo.learner.rows import pack
+from stream_grpo.learner.trials import TOLERANCE, gap_of_rows, gives_out_unchanged
 from stream_grpo.weights.fingerprint import Recorder, decoder_modules, starts
 from stream_grpo.weights.manifest import Fingerprint
 
 _TAG = "state"
-# Far above rounding, far below what another prompt in sight would do.
-_SHARED_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+_LOGIT_BYTES = 4  # in float32
 _log = logging.getLogger(__name__)
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
 
@@ -83,6 +75,9 @@ class LearnerEngine:
         self._module = _load_model(model_dir, dtype)
         self._reference = _reference(self._module, recipe)  # while every parameter is whole
         value_net = ValueNet(self._module) if recipe.has_critic else None  # likewise
+        if learner.activation_checkpointing:
+            for body in (self._module, *([] if value_net is None else [value_net.body])):
+                recompute_activations(body)
         self._engine = _deepspeed_engine(self._module, learner, dtype)
         self._reduces_itself = learner.zero_stage == 0 and dtype == "float32"
         if self._reduces_itself:
@@ -94,8 +89,14 @@ class LearnerEngine:
         model_config: Any = self._module.config
         self.vocab_size = int(model_config.get_text_config().vocab_size)
         """Width of the logits: token ids are below it."""
-        self.attention_cost = self._attention_cost() if learner.share_prompts else None
-        """Of the model, see `shared_prompts.cost`; None where prompts are not shared."""
+        self._policy = LanguageModel(
+            call=self._engine, module=self._module, dtype=getattr(torch, dtype), max_positions=None
+        )
+        self._policy = replace(self._policy, max_positions=self._max_positions())
+        if self._reference is not None:
+            self._reference.max_positions = self._policy.max_positions
+        self.attention_cost = self._attention_cost() if learner.share_prompts or learner.packing else None
+        """Of the model, see `shared_prompts.cost`; None where every sequence is a row of its own."""
 
     @property
     def device(self) -> torch.device:
@@ -103,63 +104,59 @@ class LearnerEngine:
         device: torch.device = self._engine.device
         return device
 
+    def _max_positions(self) -> int | None:
+        """How many positions' logits may exist at once; None for a model whose head cannot be asked for some."""
+        if not can_be_asked(self._module):
+            reason = f"its output head is a {type(self._module.get_output_embeddings()).__name__}"  # type: ignore[operator]
+        elif not gives_out_unchanged(self._policy, self.device):
+            reason = "it changes its logits behind the output head"
+        else:
+            return max(1, self._learner.logits_bytes // (_LOGIT_BYTES * self.vocab_size))
+        _log.warning("learner.logits_bytes has no effect on this model: %s", reason)
+        return None
+
     def _attention_cost(self) -> float | None:
         """By the multiplications of a forward pass; None for a model whose attention does not take our mask."""
         config: Any = self._module.config
         text, weight = config.get_text_config(), self._module.get_input_embeddings().weight  # type: ignore[operator]
         if has_windows(text):
+            if self._learner.packing:
+                _log.warning("learner.packing has no effect: layers of this model see a window, for which they take masks")
             return None
         num_looked_up = 0 if text.tie_word_embeddings else getattr(weight, "ds_numel", weight.numel())
         num_weights = sum(getattr(p, "ds_numel", p.numel()) for p in self._module.parameters()) - num_looked_up
-        if (gap := self._gap_of_shared_prompts()) > _SHARED_TOLERANCE[self._dtype]:
+        packing = self._learner.packing
+        gap = gap_of_rows(self._policy, self._distribution, self.vocab_size, self.device, packing=packing)
+        if gap > TOLERANCE[self._policy.dtype]:
             _log.warning(
-                "learner.share_prompts has no effect: logprobs of this model move by %.1e where rollouts share their "
-                "prompt, so that its attention does not keep them apart",
+                "learner.share_prompts and learner.packing have no effect: logprobs of this model move by %.1e where "
+                "sequences share a row, so that its attention does not keep them apart",
                 gap,
             )
             return None
         # Of a token: 2 multiplications a weight. Of a pair: query times key and weight times value in every layer.
         return 2 * float(text.hidden_size * text.num_hidden_layers) / num_weights
 
-    @torch.no_grad()
-    def _gap_of_shared_prompts(self) -> float:
-        """Largest gap between the logprobs of a few sequences computed apart and with their prompt once."""
-        lengths_B, num_prompt_B = np.array([9, 7, 8]), np.array([4, 4, 4])
-        ids_BT = np.arange(27).reshape(3, 9) % self.vocab_size
-        ids_BT[:, :4] = ids_BT[0, :4]
-        shared = on_device(
-            shared_prompts(ids_BT, lengths_B, num_prompt_B, np.zeros(3, np.int64)), lengths_B, 3, self.device
-        )
-        ids = torch.from_numpy(ids_BT).to(self.device)
-        apart, _ = self.logprobs(ids, ids.shape[1] - shared.first)
-        together, _ = self.logprobs(ids, ids.shape[1] - shared.first, shared)
-        is_token = (
-            torch.arange(shared.first, 9, device=self.device) < torch.from_numpy(lengths_B).to(self.device)[:, None]
-        )
-        # A token outside the support of a filter has -inf both ways; anything else that is not finite is no logprob.
-        gap_BK = torch.where(apart == together, 0.0, (apart - together).abs()).nan_to_num(nan=torch.inf)
-        return float(torch.where(is_token, gap_BK, 0.0).max())
-
     def logprobs(
-        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, entropy_gradient: bool = False
+        self,
+        token_ids_BT: Tensor,
+        num_last: int,
+        shared: Shared | None = None,
+        *,
+        wanted_BK: Tensor | None = None,
+        entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy) of the last tokens under the sampler's distribution, [B, num_last] each."""
-        if shared is not None:
-            logits_RLV = shared_logits(self._engine, shared, getattr(torch, self._dtype))
-            return (
-                self._distribution.logprobs_at(logits_RLV, shared, token_ids_BT),
-                self._distribution.entropy_at(logits_RLV, shared, with_gradient=entropy_gradient),
-            )
-        logits_BKV, ids_BK = logits(self._engine, token_ids_BT, num_last), token_ids_BT[:, -num_last:]
-        return (
-            self._distribution.logprobs(logits_BKV, ids_BK),
-            self._distribution.entropy(logits_BKV, ids_BK, with_gradient=entropy_gradient),
-        )
+        entropy: Literal["gradient", "value"] = "gradient" if entropy_gradient else "value"
+        asked = (self._distribution, token_ids_BT, num_last, shared)
+        return self._policy.logprobs(*asked, wanted_BK=wanted_BK, entropy=entropy)
 
-    def reference_logprobs(self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None) -> Tensor:
+    def reference_logprobs(
+        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, wanted_BK: Tensor | None = None
+    ) -> Tensor:
         """Logprobs of the reference policy, without a gradient. Only with a recipe that has one."""
         assert self._reference is not None, "the recipe has no reference weights"
-        return self._reference.logprobs(self._distribution, token_ids_BT, num_last, shared)
+        return self._reference.logprobs(self._distribution, token_ids_BT, num_last, shared, wanted_BK=wanted_BK)
 
     @property
     def is_partitioned(self) -> bool:
@@ -200,7 +197,7 @@ class LearnerEngine:
             longest = len(sequences[indices[0]])
             rows = [list(sequences[i]) + [0] * (longest - len(sequences[i])) for i in indices]
             ids_BT = torch.tensor(rows, device=self._engine.device)
-            logprobs_BT = PLAIN.logprobs(logits(self._engine, ids_BT, longest), ids_BT).cpu()
+            logprobs_BT, _ = self._policy.logprobs(PLAIN, ids_BT, longest)
             for row, index in enumerate(indices):
                 result[index] = logprobs_BT[row, 1 : len(sequences[index])].tolist()
         return result

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_grpo.learner.batching import Microbatch, TrainBatch
+from stream_grpo.learner.shared_prompts import row_widths
 from stream_grpo.types import Decision, EndReason, RolloutGroup
 
 REWARD_PERCENTILES = (10, 50, 90)
@@ -157,6 +158,7 @@ def figures_of_batch(batch: TrainBatch) -> dict[str, float | None]:
     advantage_B = np.concatenate([np.zeros(0), *(microbatch.advantages_B for microbatch in microbatches)])
     return {
         "prompt_tokens_shared": sum(map(prompt_tokens_shared, microbatches)),
+        "padding_share": padding_share(microbatches),
         "advantage_std": float(advantage_B.std()) if advantage_B.size else None,
         **percentiles("advantage", advantage_B, ADVANTAGE_PERCENTILES),
         "effective_groups": effective_number(np.array(batch.group_weights)),
@@ -165,10 +167,23 @@ def figures_of_batch(batch: TrainBatch) -> dict[str, float | None]:
 
 def prompt_tokens_shared(microbatch: Microbatch) -> int:
     """Tokens of prompts that stand once for several sequences, less that once."""
-    if microbatch.row_B is None:
+    if microbatch.block_B is None:
         return 0
-    _, first_R = np.unique(microbatch.row_B, return_index=True)
-    return int(microbatch.num_prompt_B.sum() - microbatch.num_prompt_B[first_R].sum())
+    _, first = np.unique(microbatch.block_B, return_index=True)
+    return int(microbatch.num_prompt_B.sum() - microbatch.num_prompt_B[first].sum())
+
+
+def padding_share(microbatches: Sequence[Microbatch]) -> float | None:
+    """Of the tokens of all rows, as long as the longest of their microbatch, those that no sequence has."""
+    widths = [_row_widths(microbatch) for microbatch in microbatches]
+    num_computed = sum(width_R.size * int(width_R.max()) for width_R in widths)
+    return share(num_computed - sum(int(width_R.sum()) for width_R in widths), num_computed)
+
+
+def _row_widths(microbatch: Microbatch) -> NDArray[np.int64]:
+    if microbatch.row_B is None or microbatch.block_B is None:
+        return microbatch.lengths_B
+    return row_widths(microbatch.lengths_B, microbatch.num_prompt_B, microbatch.row_B, microbatch.block_B)
 
 
 def effective_number(weights_P: Floats) -> float:

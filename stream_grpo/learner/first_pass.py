@@ -33,14 +33,23 @@ class Model(Protocol):
         """Where its weights are."""
 
     def logprobs(
-        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, entropy_gradient: bool = False
+        self,
+        token_ids_BT: Tensor,
+        num_last: int,
+        shared: Shared | None = None,
+        *,
+        wanted_BK: Tensor | None = None,
+        entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy) of the last tokens under the sampler's distribution, [B, num_last] each.
 
-        `shared`: the same sequences as rows that share prompts, where that is how they are computed.
+        `shared`: the same sequences as rows of several, where that is how they are computed. `wanted_BK`: where the
+        result is looked at; elsewhere it may be 0.
         """
 
-    def reference_logprobs(self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None) -> Tensor:
+    def reference_logprobs(
+        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, wanted_BK: Tensor | None = None
+    ) -> Tensor:
         """Logprobs of the reference policy, without a gradient."""
 
     def backward(self, loss: Tensor) -> None:
@@ -83,11 +92,11 @@ def first_pass(
     weights: list[WeightSums] = []
     for microbatch in (m for minibatch in batch.minibatches for m in minibatch.microbatches):
         tensors = tensors_of(microbatch, model.device)
-        logprobs_BK, _ = model.logprobs(*tensors.sequences)
+        logprobs_BK, _ = model.logprobs(*tensors.sequences, wanted_BK=tensors.mask_BK)
         if keeps_start:
             start[id(microbatch)] = logprobs_BK
         if recipe.kl_place == "advantage":
-            reference_BK = model.reference_logprobs(*tensors.sequences)
+            reference_BK = model.reference_logprobs(*tensors.sequences, wanted_BK=tensors.mask_BK)
             term_BK = kl_to_advantage(logprobs_BK, reference_BK, tensors.mask_BK, weight=kl_weight).kl_BT
             terms[id(microbatch)] = torch.where(tensors.regularized_B(recipe).unsqueeze(1), term_BK, 0.0)
         if recipe.mask_second_moment is not None:
@@ -133,7 +142,7 @@ class Tensors(NamedTuple):
     has_signal_B: Tensor
     token_advantage_BK: Tensor | None = None
     shared: Shared | None = None
-    """How the sequences are computed, where they share prompts."""
+    """How the sequences are computed, where several are in a row."""
 
     @property
     def sequences(self) -> tuple[Tensor, int, Shared | None]:
@@ -181,5 +190,7 @@ def _shared(microbatch: Microbatch, first: int, device: torch.device) -> Shared 
     if microbatch.row_B is None:
         return None
     lengths_B, num_prompt_B = microbatch.lengths_B, microbatch.num_prompt_B
-    rows = shared_prompts(microbatch.token_ids_BT, lengths_B, num_prompt_B, microbatch.row_B)
+    rows = shared_prompts(
+        microbatch.token_ids_BT, lengths_B, num_prompt_B, microbatch.row_B, microbatch.block_B
+    )
     return on_device(rows, lengths_B, first, device)

@@ -1,24 +1,28 @@
 """One forward pass: logprobs of given tokens, and entropy, under the distribution that the sampler draws from.
 
-B sequences, T tokens, K of them at the end, V vocabulary; where prompts are shared R rows of L tokens.
+B sequences, T tokens, K of them at the end, J = K - 1, V vocabulary; where prompts are shared or sequences packed R rows
+of L tokens. N tokens that are asked about.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 from stream_grpo.algo.filter_logits import filter_logits
+from stream_grpo.learner.head import Question, asked
 from stream_grpo.learner.logprobs import entropy_at, logprobs_at, token_entropy, token_logprobs
 from stream_grpo.learner.shared_prompts import SharedPrompts
+
+Entropy = Literal["gradient", "value", "none"]
+"""Whether it is wanted, and with a gradient; 0 where it is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,17 @@ class Distribution:
             given = self._filtered(logits_RLV), shared.row_B, shared.at_BJ
             return pad(entropy_at(*given, self._divisor), (1, 0))
 
+    def measured(self, logits_NV: Tensor, token_ids_N: Tensor, entropy: Entropy) -> Tensor:
+        """[2, N]: logprob of each token and entropy of the distribution that its own logits are of."""
+        one, logits_1NV = logits_NV.new_zeros(1, dtype=torch.int64), self._filtered(logits_NV.unsqueeze(0))
+        at_1N = torch.arange(len(token_ids_N), device=logits_NV.device).unsqueeze(0)
+        logprobs_1N = logprobs_at(logits_1NV, one, at_1N, token_ids_N.unsqueeze(0), self._divisor)
+        if entropy == "none":
+            return torch.cat([logprobs_1N, torch.zeros_like(logprobs_1N)])
+        with torch.set_grad_enabled(entropy == "gradient" and torch.is_grad_enabled()):
+            entropy_1N = entropy_at(logits_1NV, one, at_1N, self._divisor)
+        return torch.cat([logprobs_1N, entropy_1N])
+
     @property
     def _divisor(self) -> float:
         return self.temperature if self.has_full_support else 1.0
@@ -74,7 +89,7 @@ PLAIN = Distribution(temperature=1.0)
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Rows of shared prompts on the device, see `shared_prompts`; logits are wanted from column `first` on."""
+    """Rows of several sequences on the device, see `shared_prompts`; logits are wanted from column `first` on."""
 
     token_ids_RL: Tensor
     position_ids_RL: Tensor
@@ -83,6 +98,8 @@ class Shared:
     at_BJ: Tensor
     """Where, counted from `first`, stands what gives a token its logits; J = K - 1 tokens a sequence."""
     first: int
+    is_packed: bool = False
+    """Whether a row has more than one prompt, so that many positions between give no token its logits."""
 
 
 def on_device(prompts: SharedPrompts, lengths_B: NDArray[np.int64], first: int, device: torch.device) -> Shared:
@@ -95,7 +112,7 @@ def on_device(prompts: SharedPrompts, lengths_B: NDArray[np.int64], first: int, 
         prompts.before(lengths_B, first) - first,
     )
     ids_RL, positions_RL, sees_RLL, row_B, at_BJ = (torch.from_numpy(array).to(device) for array in arrays)
-    return Shared(ids_RL, positions_RL, sees_RLL, row_B, at_BJ, first)
+    return Shared(ids_RL, positions_RL, sees_RLL, row_B, at_BJ, first, prompts.is_packed)
 
 
 def has_windows(model_config: Any) -> bool:
@@ -132,17 +149,100 @@ def logits(model: Callable[..., Any], token_ids_BT: Tensor, num_last: int) -> Te
     return result
 
 
-def with_fp32_head(model: Any) -> None:
-    """Have the output head multiply in float32, whatever the dtype of the model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModel:
+    """A causal language model as the learner asks it."""
 
-    Logits in bfloat16 carry three digits: the logprobs of likely tokens, and with them the ratios, would be rounded
-    (ScaleRL, arXiv 2510.13786).
-    """
-    head = model.get_output_embeddings()
-    # Bound to the head, so that a copy of the model has a head with weights of its own.
-    head.forward = MethodType(_fp32_forward, head)
+    call: Callable[..., Any]
+    """Its forward pass: DeepSpeed's engine, or the module itself."""
+    module: Any
+    dtype: torch.dtype
+    """Of its weights."""
+    max_positions: int | None
+    """Positions whose logits may exist at once; None: those of any microbatch, since its head cannot be asked."""
+
+    def logprobs(
+        self,
+        distribution: Distribution,
+        token_ids_BT: Tensor,
+        num_last: int,
+        shared: Shared | None = None,
+        *,
+        wanted_BK: Tensor | None = None,
+        entropy: Entropy = "none",
+    ) -> tuple[Tensor, Tensor]:
+        """(logprobs, entropy) of the last tokens, [B, num_last] each.
+
+        `wanted_BK`: where they are looked at; elsewhere they may be 0.
+        """
+        if self._asks(token_ids_BT, num_last, shared):
+            return self._of_positions(distribution, token_ids_BT, num_last, shared, wanted_BK, entropy)
+        with_gradient = entropy == "gradient"
+        if shared is not None:
+            logits_RLV = shared_logits(self.call, shared, self.dtype)
+            logprobs_BK = distribution.logprobs_at(logits_RLV, shared, token_ids_BT)
+            if entropy == "none":
+                return logprobs_BK, torch.zeros_like(logprobs_BK)
+            return logprobs_BK, distribution.entropy_at(logits_RLV, shared, with_gradient=with_gradient)
+        logits_BKV, ids_BK = logits(self.call, token_ids_BT, num_last), token_ids_BT[:, -num_last:]
+        logprobs_BK = distribution.logprobs(logits_BKV, ids_BK)
+        if entropy == "none":
+            return logprobs_BK, torch.zeros_like(logprobs_BK)
+        return logprobs_BK, distribution.entropy(logits_BKV, ids_BK, with_gradient=with_gradient)
+
+    def _asks(self, token_ids_BT: Tensor, num_last: int, shared: Shared | None) -> bool:
+        """Whether single positions are asked for: where the logits of all are too many, or most would be for nothing."""
+        if self.max_positions is None:
+            return False
+        if shared is None:
+            return len(token_ids_BT) * num_last > self.max_positions
+        num_rows, length = shared.token_ids_RL.shape
+        return shared.is_packed or num_rows * (length - shared.first) > self.max_positions
+
+    def _of_positions(
+        self,
+        distribution: Distribution,
+        token_ids_BT: Tensor,
+        num_last: int,
+        shared: Shared | None,
+        wanted_BK: Tensor | None,
+        entropy: Entropy,
+    ) -> tuple[Tensor, Tensor]:
+        assert self.max_positions is not None
+        ids_BJ = token_ids_BT[:, token_ids_BT.shape[1] - num_last + 1 :]
+        wanted_BJ = torch.ones_like(ids_BJ, dtype=torch.bool) if wanted_BK is None else wanted_BK[:, 1:]
+        if not wanted_BJ.any():
+            # A forward pass without a single one has no gradient, for which other ranks would wait.
+            wanted_BJ = torch.ones_like(wanted_BJ)
+        question = Question(
+            at_N=_places(token_ids_BT, num_last, shared)[wanted_BJ],
+            token_ids_N=ids_BJ[wanted_BJ],
+            measure=_measure(distribution, entropy),
+            num_at_once=self.max_positions,
+        )
+        with asked(self.module, question):
+            if shared is None:
+                found_2N = logits(self.call, token_ids_BT, num_last)
+            else:
+                found_2N = shared_logits(self.call, shared, self.dtype)
+        found_2BJ = found_2N.new_zeros(2, *ids_BJ.shape).masked_scatter(wanted_BJ.expand(2, -1, -1), found_2N)
+        logprobs_BK, entropy_BK = pad(found_2BJ, (1, 0))
+        return logprobs_BK, entropy_BK if entropy == "gradient" else entropy_BK.detach()
 
 
-def _fp32_forward(head: Any, hidden: Tensor) -> Tensor:
-    bias = None if head.bias is None else head.bias.float()
-    return linear(hidden.float(), head.weight.float(), bias)
+def _places(token_ids_BT: Tensor, num_last: int, shared: Shared | None) -> Tensor:
+    """[B, J] where, among the positions that the head is given, stands what gives each token its logits."""
+    if shared is not None:
+        return shared.row_B.unsqueeze(1) * (shared.token_ids_RL.shape[1] - shared.first) + shared.at_BJ
+    num_sequences, device = len(token_ids_BT), token_ids_BT.device
+    at_BK = torch.arange(num_sequences * num_last, device=device).reshape(num_sequences, num_last)
+    return at_BK[:, :-1]
+
+
+def _measure(distribution: Distribution, entropy: Entropy) -> Callable[[Tensor, Tensor, bool], Tensor]:
+    def measure(logits_NV: Tensor, token_ids_N: Tensor, gradient_alone: bool) -> Tensor:
+        # An entropy without a gradient is not computed once more for one.
+        kind: Entropy = "none" if gradient_alone and entropy == "value" else entropy
+        return distribution.measured(logits_NV, token_ids_N, kind)
+
+    return measure

@@ -183,6 +183,8 @@ class LearnerProcess:
             sampled_by=self._sampled_by,
             is_trained=self._is_trained,
             attention_cost=self._engine.attention_cost,
+            share_prompts=self._config.learner.share_prompts,
+            packing=self._config.learner.packing,
         )
 
     def _sampled_by(self, version: PolicyVersion) -> Sampled:

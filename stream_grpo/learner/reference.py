@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stream_grpo.algo.kl import ema_update
 from stream_grpo.errors import CheckpointError
-from stream_grpo.learner.forward import Distribution, Shared, logits, shared_logits
+from stream_grpo.learner.forward import Distribution, LanguageModel, Shared
 
 FILE = "reference.safetensors"
 
@@ -33,6 +33,8 @@ class Reference:
         if kind == "ema":
             self._model = self._model.float()
         self._kind, self._refresh_interval, self._ema_decay = kind, refresh_interval, ema_decay
+        self.max_positions: int | None = None
+        """Positions whose logits may exist at once, see `LanguageModel`."""
 
     def to(self, device: torch.device) -> None:
         """Move the weights to where the policy is."""
@@ -40,13 +42,23 @@ class Reference:
 
     @torch.no_grad()
     def logprobs(
-        self, distribution: Distribution, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None
+        self,
+        distribution: Distribution,
+        token_ids_BT: Tensor,
+        num_last: int,
+        shared: Shared | None = None,
+        *,
+        wanted_BK: Tensor | None = None,
     ) -> Tensor:
-        """Of the last tokens, [B, num_last]."""
-        if shared is not None:
-            dtype = next(self._model.parameters()).dtype
-            return distribution.logprobs_at(shared_logits(self._model, shared, dtype), shared, token_ids_BT)
-        return distribution.logprobs(logits(self._model, token_ids_BT, num_last), token_ids_BT[:, -num_last:])
+        """Of the last tokens, [B, num_last]; those that are not wanted may be 0."""
+        model = LanguageModel(
+            call=self._model,
+            module=self._model,
+            dtype=next(self._model.parameters()).dtype,
+            max_positions=self.max_positions,
+        )
+        found_BK, _ = model.logprobs(distribution, token_ids_BT, num_last, shared, wanted_BK=wanted_BK)
+        return found_BK
 
     def follow(self, model: torch.nn.Module, step: int) -> None:
         """Take up the weights of learner step `step`, as its kind has it."""

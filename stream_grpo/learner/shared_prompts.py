@@ -1,7 +1,8 @@
-"""Rows in which the rollouts of a group share one copy of their prompt: prompt, response, response, ... No torch.
+"""Rows of several sequences: prompt, response, response, ..., then perhaps another prompt and its responses. No torch.
 
-B sequences, T tokens of one padded on the right, R rows, L tokens of a row. Each response sees the prompt and itself,
-and its positions go on from the prompt's, so that a row gives every token the logits that its own sequence gives it.
+B sequences, T tokens of one padded on the right, R rows, L tokens of a row. A prompt and the responses that share it are
+a block. Each response sees the prompt of its block and itself, and its positions go on from the prompt's, so that a row
+gives every token the logits that its own sequence gives it.
 """
 
 from __future__ import annotations
@@ -18,36 +19,47 @@ _LEAST_GAIN = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrompts:
-    """The same tokens as a padded [B, T] microbatch, each prompt once a row, and where each sequence lies."""
+    """The same tokens as a padded [B, T] microbatch, each prompt once a block, and where each sequence lies."""
 
     token_ids_RL: NDArray[np.int64]
     """0 in the padding."""
     position_ids_RL: NDArray[np.int64]
+    block_RL: NDArray[np.int64]
+    """Whose prompt it is or belongs to, PADDING beyond."""
     part_RL: NDArray[np.int64]
-    """0 of the prompt, i of the i-th response of the row, PADDING beyond."""
+    """0 of the prompt, i of the i-th response of the block, PADDING beyond."""
     row_B: NDArray[np.int64]
     num_prompt_B: NDArray[np.int64]
+    prompt_start_B: NDArray[np.int64]
+    """Column of the first token of the prompt."""
     start_B: NDArray[np.int64]
     """Column of the first token of the response."""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a row has more than one block."""
+        return bool(self.prompt_start_B.any())
 
     def before(self, lengths_B: NDArray[np.int64], first: int) -> NDArray[np.int64]:
         """[B, K - 1] column of what stands before each token from `first` + 1 on: of what gives it its logits.
 
-        `first` lies before every response; of padding it is the last token of the sequence.
+        `first`, a place in a sequence, lies before every response, and no column before `first` is in the result; of
+        padding it is the last token of the sequence.
         """
         token_T = np.arange(first + 1, int(lengths_B.max()))
         token_BT = np.minimum(token_T, lengths_B[:, None])
         is_response = token_BT > self.num_prompt_B[:, None]
         shift_B = self.start_B - self.num_prompt_B
-        at_BT: NDArray[np.int64] = token_BT - 1 + np.where(is_response, shift_B[:, None], 0)
+        at_BT: NDArray[np.int64] = token_BT - 1 + np.where(is_response, shift_B[:, None], self.prompt_start_B[:, None])
         return at_BT
 
     def sees(self) -> NDArray[np.bool_]:
-        """[R, L, L] whether a token (second axis) sees another (third): of the prompt or its own part, not later."""
-        part, width = self.part_RL, self.part_RL.shape[1]
-        same = part[:, :, None] == part[:, None, :]
-        of_prompt = (part == 0)[:, None, :] & (part != PADDING)[:, :, None]
-        sees: NDArray[np.bool_] = (same | of_prompt) & np.tri(width, dtype=np.bool_)
+        """[R, L, L] whether a token (second axis) sees another (third): of its prompt or its own part, not later."""
+        block, part, width = self.block_RL, self.part_RL, self.part_RL.shape[1]
+        sees: NDArray[np.bool_] = part[:, :, None] == part[:, None, :]
+        sees |= (part == 0)[:, None, :]
+        sees &= block[:, :, None] == block[:, None, :]
+        sees &= np.tri(width, dtype=np.bool_)
         return sees
 
 
@@ -56,35 +68,54 @@ def shared_prompts(
     lengths_B: NDArray[np.int64],
     num_prompt_B: NDArray[np.int64],
     row_B: NDArray[np.int64],
+    block_B: NDArray[np.int64] | None = None,
 ) -> SharedPrompts:
-    """Lay each sequence into its row, in order; those of one row have the same prompt."""
-    rows = [np.flatnonzero(row_B == number).tolist() for number in range(int(row_B.max()) + 1)]
-    widths = [_width(lengths_B, num_prompt_B, row) for row in rows]
-    shape = (len(rows), max(widths))
+    """Lay each sequence into its row, in order, behind the others of its block; those of one have the same prompt.
+
+    `block_B` None: the sequences of a row are a block.
+    """
+    blocks_B = row_B if block_B is None else block_B
+    shape = int(row_B.max()) + 1, int(row_widths(lengths_B, num_prompt_B, row_B, blocks_B).max())
     ids, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    part = np.full(shape, PADDING, np.int64)
-    start_B = np.zeros(len(lengths_B), np.int64)
-    for number, row in enumerate(rows):
-        num_prompt = end = int(num_prompt_B[row[0]])
-        ids[number, :end] = token_ids_BT[row[0], :end]
-        positions[number, :end] = np.arange(end)
-        part[number, :end] = 0
-        for which, index in enumerate(row, start=1):
-            length = int(lengths_B[index])
-            to = slice(end, end + length - num_prompt)
-            ids[number, to] = token_ids_BT[index, num_prompt:length]
-            positions[number, to] = np.arange(num_prompt, length)
-            part[number, to] = which
-            start_B[index] = end
-            end = to.stop
+    block_RL, part_RL = np.full(shape, PADDING, np.int64), np.full(shape, PADDING, np.int64)
+    prompt_start_B, start_B = np.zeros(len(lengths_B), np.int64), np.zeros(len(lengths_B), np.int64)
+    ends = np.zeros(shape[0], np.int64)
+    for block in _in_order(blocks_B):
+        members = np.flatnonzero(blocks_B == block).tolist()
+        row, num_prompt, begin = int(row_B[members[0]]), int(num_prompt_B[members[0]]), 0
+        prompt_start_B[members] = ends[row]
+        for part, index in enumerate([members[0], *members]):
+            # Part 0 is the prompt, a piece of the first member as of any other.
+            tokens = slice(begin, int(lengths_B[index]) if part else num_prompt)
+            to = slice(int(ends[row]), int(ends[row]) + tokens.stop - tokens.start)
+            ids[row, to] = token_ids_BT[index, tokens]
+            positions[row, to] = np.arange(tokens.start, tokens.stop)
+            block_RL[row, to], part_RL[row, to] = block, part
+            if part:
+                start_B[index] = to.start
+            ends[row], begin = to.stop, num_prompt
     return SharedPrompts(
-        token_ids_RL=ids, position_ids_RL=positions, part_RL=part,
-        row_B=row_B, num_prompt_B=num_prompt_B, start_B=start_B,
+        token_ids_RL=ids, position_ids_RL=positions, block_RL=block_RL, part_RL=part_RL, row_B=row_B,
+        num_prompt_B=num_prompt_B, prompt_start_B=prompt_start_B, start_B=start_B,
     )  # fmt: skip
 
 
-def _width(lengths_B: NDArray[np.int64], num_prompt_B: NDArray[np.int64], row: Sequence[int]) -> int:
-    return int(num_prompt_B[row[0]]) + sum(int(lengths_B[i] - num_prompt_B[i]) for i in row)
+def row_widths(
+    lengths_B: NDArray[np.int64],
+    num_prompt_B: NDArray[np.int64],
+    row_B: NDArray[np.int64],
+    block_B: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """[R] tokens of each row: its responses, and the prompt of each block once."""
+    _, first = np.unique(block_B, return_index=True)
+    widths = np.zeros(int(row_B.max()) + 1, np.int64)
+    np.add.at(widths, row_B, lengths_B - num_prompt_B)
+    np.add.at(widths, row_B[first], num_prompt_B[first])
+    return widths
+
+
+def _in_order(blocks_B: NDArray[np.int64]) -> list[int]:
+    return list(dict.fromkeys(blocks_B.tolist()))
 
 
 def share(
@@ -118,6 +149,6 @@ def cost(sizes: Iterable[tuple[int, int]], *, attention_cost: float) -> float:
     return sum(rows * length * (1 + attention_cost * length) for rows, length in sizes)
 
 
-def pays(shared: float, plain: float) -> bool:
-    """Whether to share prompts, by the `cost` of both ways: not for a gain that an estimate may be wrong by."""
-    return shared <= (1 - _LEAST_GAIN) * plain
+def pays(other: float, plain: float) -> bool:
+    """Whether to take the other way, by the `cost` of both: not for a gain that an estimate may be wrong by."""
+    return other <= (1 - _LEAST_GAIN) * plain

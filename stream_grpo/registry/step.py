@@ -25,6 +25,7 @@ GROUPS = figures(
     num_baseline_only | rollouts | in the baseline of their group and not in the loss: too old
     num_left_out | rollouts | not valid: in neither baseline nor loss
     prompt_tokens_shared | tokens | of prompts that were not computed again: what `learner.share_prompts` saved a pass
+    padding_share | share | of the tokens of a pass over the batch, those that are padding
     num_sequences | rollouts | trained
     num_tokens | tokens | trained
     reward_mean | reward | mean over scored rollouts

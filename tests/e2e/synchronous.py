@@ -100,6 +100,8 @@ class Loop:
                 num_minibatches=self.config.learner.num_minibatches,
                 sampled_by=lambda version: Sampled(0, False),
                 attention_cost=self.learner.attention_cost,
+                share_prompts=self.config.learner.share_prompts,
+                packing=self.config.learner.packing,
             )
         )
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stream_grpo.learner.batching import Sampled, Scored, make_train_batch, pack, trainable, with_shuffled_rewards
+from stream_grpo.learner.batching import Sampled, Scored, make_train_batch, trainable, with_shuffled_rewards
+from stream_grpo.learner.rows import pack
 from stream_grpo.types import EndReason, Rollout, RolloutGroup
 from tests.fakes import make_group
 

@@ -56,14 +56,15 @@ def values_of(engine: LearnerEngine, ids: torch.Tensor) -> torch.Tensor:
     return engine.critic.values(ids, ids.shape[1]).detach()
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2])
+@pytest.mark.parametrize(("zero_stage", "recomputes"), [(0, False), (1, False), (2, False), (1, True)])
 def test_the_critics_steps_equal_plain_adamw(
     engine: LearnerEngine,
     model_dir: Path,
     random_groups: Groups,
     zero_stage: Any,
+    recomputes: bool,
 ) -> None:
-    learner = LEARNER.model_copy(update={"zero_stage": zero_stage})
+    learner = LEARNER.model_copy(update={"zero_stage": zero_stage, "activation_checkpointing": recomputes})
     other = LearnerEngine(model_dir, learner=learner, recipe=PPO, **SETTINGS)
     net = ValueNet(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager"))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.5e-2, betas=LEARNER.adam_betas, weight_decay=0.1)
@@ -108,12 +109,15 @@ def test_the_critic_starts_at_0_and_leaves_the_policys_weights_alone(
     assert digest(fresh) == before
 
 
-def test_values_of_rows_that_share_prompts_are_those_of_the_sequences_alone(
-    engine: LearnerEngine, random_groups: Groups
+@pytest.mark.parametrize("packing", [False, True])
+def test_values_of_rows_of_several_are_those_of_the_sequences_alone(
+    engine: LearnerEngine, random_groups: Groups, packing: bool
 ) -> None:
     step, groups = step_of(engine), random_groups(2, 4, VOCAB, 9)
     step.run(make_train_batch(groups, step.advantages, vocab_size=VOCAB, microbatch_tokens=60))  # a head other than 0
-    batch = make_train_batch(groups, step.advantages, vocab_size=VOCAB, microbatch_tokens=200, attention_cost=0.0)
+    batch = make_train_batch(
+        groups, step.advantages, vocab_size=VOCAB, microbatch_tokens=200, attention_cost=0.0, packing=packing
+    )
     for microbatch in batch.minibatches[0].microbatches:
         assert microbatch.row_B is not None
         tensors = tensors_of(microbatch, engine.device)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stream_grpo.learner.forward import PLAIN, Distribution, logits, with_fp32_head
+from stream_grpo.learner.forward import PLAIN, Distribution, logits
+from stream_grpo.learner.head import with_fp32_head
 
 IDS = torch.tensor([[1, 0]])
 

@@ -108,8 +108,23 @@ def test_train_steps_with_shared_prompts_equal_plain_adamw(
     assert gap_to_plain_adamw(other, model_dir, random_groups, attention_cost=0.0) < 1e-5
 
 
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_train_steps_that_save_memory_equal_plain_adamw(
+    engine: LearnerEngine, model_dir: Path, random_groups: Groups, zero_stage: int
+) -> None:
+    # Logits of 16 positions at a time, layers computed again, rows of several groups.
+    saving = {"logits_bytes": 16 * 4 * VOCAB, "activation_checkpointing": True, "packing": True}
+    learner = LEARNER.model_copy(update=saving | {"zero_stage": zero_stage})
+    other = LearnerEngine(model_dir, learner=learner, recipe=ON_BEHAVIOR, **SETTINGS)
+    assert gap_to_plain_adamw(other, model_dir, random_groups, attention_cost=0.0, packing=True) < 1e-4
+
+
 def gap_to_plain_adamw(
-    engine: LearnerEngine, model_dir: Path, random_groups: Groups, attention_cost: float | None = None
+    engine: LearnerEngine,
+    model_dir: Path,
+    random_groups: Groups,
+    attention_cost: float | None = None,
+    packing: bool = False,
 ) -> float:
     """Largest difference of a weight after three steps, each compared on the way."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager")
@@ -126,7 +141,9 @@ def gap_to_plain_adamw(
         optimizer.step()
         # So many that a whole group fits a row, where prompts are shared.
         microbatch_tokens = 60 if attention_cost is None else 110
-        batch = batch_of(train_step, groups, attention_cost=attention_cost, microbatch_tokens=microbatch_tokens)
+        batch = batch_of(
+            train_step, groups, attention_cost=attention_cost, microbatch_tokens=microbatch_tokens, packing=packing
+        )
         assert len(batch.minibatches[0].microbatches) > 1
         assert all((m.row_B is None) == (attention_cost is None) for m in batch.minibatches[0].microbatches)
         metrics = train_step.run(batch)

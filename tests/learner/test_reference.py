@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from stream_grpo.errors import CheckpointError
-from stream_grpo.learner.forward import Distribution, with_fp32_head
+from stream_grpo.learner.forward import Distribution
+from stream_grpo.learner.head import with_fp32_head
 from stream_grpo.learner.reference import FILE, Reference
 
 IDS = torch.tensor([[1, 0, 2]])

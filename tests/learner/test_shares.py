@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.config import Learner
 from stream_grpo.learner.advantages import AdvantageMaker
-from stream_grpo.learner.batching import Microbatch, TrainBatch, deal, make_train_batch
+from stream_grpo.learner.batching import Microbatch, TrainBatch, make_train_batch
+from stream_grpo.learner.rows import deal
 from stream_grpo.learner.shares import empty_microbatch, from_bytes, shares, to_bytes
 from stream_grpo.learner.train_step import TrainStep
 from stream_grpo.types import RolloutGroup

@@ -1,0 +1,149 @@
+"""What logits in pieces and activation checkpointing save: peak memory and seconds of forward and backward.
+
+The real learner engine on a model folder, or on random weights of the size of SmolLM2-135M; one batch of groups. All
+logits at once; in pieces; in pieces with layers computed again: in turns, in one process, whose peak the kernel counts
+anew for each. Memory is what comes on top of weights, gradients and what was there before. Prints ratios to the first.
+With `--json` a last line with all of it. Linux alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench_prompts import by_reward, gradient, make_group, random_model
+from stream_grpo.algo.presets import DEFAULT, PRESETS
+from stream_grpo.config import Learner
+from stream_grpo.learner.batching import Minibatch, make_train_batch
+from stream_grpo.learner.engine import LearnerEngine
+from stream_grpo.learner.first_pass import tensors_of
+from stream_grpo.learner.forward import Distribution
+from stream_grpo.learner.recompute import recompute_activations
+
+WAYS: dict[str, tuple[bool, bool]] = {
+    "all logits": (False, False),
+    "in pieces": (True, False),
+    "in pieces, layers again": (True, True),
+}
+"""Whether logits are made in pieces, and layers computed again."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a model folder; by default random weights of SmolLM2-135M's size")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--groups", type=int, default=4)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--response-tokens", type=int, default=64)
+    parser.add_argument("--microbatch-tokens", type=int, default=4096)
+    parser.add_argument("--logits-bytes", type=int, default=64 << 20)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="one group and one round")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.groups, arguments.rounds = 1, 1
+    with tempfile.TemporaryDirectory() as name:
+        model = arguments.model or random_model(Path(name))
+        learner = Learner(
+            num_threads=arguments.threads, microbatch_tokens=arguments.microbatch_tokens, zero_stage=0,
+            logits_bytes=arguments.logits_bytes,
+        )  # fmt: skip
+        engine = LearnerEngine(
+            model, learner=learner, recipe=PRESETS[DEFAULT].recipe, dtype=arguments.dtype,
+            distribution=Distribution(temperature=1.0), seed=0,
+        )  # fmt: skip
+        found = measured(engine, arguments)
+        engine.close()
+    for way, figures in found.items():
+        print(
+            f"{way}: {figures['peak_mib']:,.0f} MiB on top, {figures['memory']:.2f} of all; {figures['seconds']:.2f} s, "
+            f"{figures['time']:.2f} of all; gradients differ by {figures['gradient_gap']:.1e} of their norm"
+        )
+    if arguments.json:
+        print(json.dumps(found))
+
+
+def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """All ways in turns; the fastest and the smallest of each."""
+    groups = [make_group(number, arguments, engine.vocab_size) for number in range(arguments.groups)]
+    batch = make_train_batch(
+        groups, by_reward, vocab_size=engine.vocab_size, microbatch_tokens=arguments.microbatch_tokens,
+        attention_cost=engine.attention_cost,
+    ).minibatches[0]  # fmt: skip
+    seconds, peaks = dict.fromkeys(WAYS, math.inf), dict.fromkeys(WAYS, math.inf)
+    gradients: dict[str, torch.Tensor] = {}
+    for way, choices in WAYS.items():
+        with set_to(engine, *choices):
+            gradients[way] = gradient(engine, batch)
+    passed(engine, batch)  # gradients are there from here on, and no part of what comes on top
+    for _ in range(arguments.rounds):
+        for way, choices in WAYS.items():
+            with set_to(engine, *choices):
+                before, begun = reset_peak(), time.perf_counter()
+                passed(engine, batch)
+                seconds[way] = min(seconds[way], time.perf_counter() - begun)
+                peaks[way] = min(peaks[way], status("VmHWM") - before)
+    plain = next(iter(WAYS))
+    return {
+        way: {
+            "peak_mib": peaks[way] / 2**20,
+            "memory": peaks[way] / peaks[plain],
+            "seconds": seconds[way],
+            "time": seconds[way] / seconds[plain],
+            "gradient_gap": float((gradients[way] - gradients[plain]).norm() / gradients[plain].norm()),
+        }
+        for way in WAYS
+    }
+
+
+def passed(engine: LearnerEngine, minibatch: Minibatch) -> None:
+    """Forward and backward of all microbatches, added to the gradients that are there."""
+    for microbatch in minibatch.microbatches:
+        tensors = tensors_of(microbatch, engine.device)
+        logprobs_BK, _ = engine.logprobs(*tensors.sequences, wanted_BK=tensors.mask_BK)
+        engine.backward(torch.where(tensors.mask_BK, logprobs_BK, 0.0).sum() / minibatch.num_tokens)
+
+
+@contextmanager
+def set_to(engine: LearnerEngine, in_pieces: bool, recomputes: bool) -> Iterator[None]:
+    """An engine as it would be under these settings."""
+    policy, module = engine._policy, engine._module
+    assert policy.max_positions is not None
+    if not in_pieces:
+        engine._policy = replace(policy, max_positions=None)
+    if recomputes:
+        recompute_activations(module)
+    yield
+    engine._policy = policy
+    layers: Any = module
+    layers.gradient_checkpointing_disable()
+
+
+def reset_peak() -> float:
+    """Have the kernel count the peak anew; returns the bytes in memory now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return status("VmRSS")
+
+
+def status(name: str) -> float:
+    """Bytes of a figure of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}:"))
+    return float(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()
