@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -169,7 +170,7 @@ def record(folder: Path, batches: Iterator[list[RolloutGroup]], num_steps: int) 
 
 
 def compare(
-    root: Path, config: Config, stages: Sequence[int], num_ranks: int, settings: Mapping[str, Any]
+    root: Path, config: Config, stages: Sequence[int], num_ranks: int, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[int, Compared]:
     """Each stage on so many ranks, with other settings of the learner, against stage 1 on one."""
     one = trained(root, config, stage=1, num_ranks=1)
@@ -186,10 +187,10 @@ def compare(
 
 
 def trained(
-    root: Path, config: Config, *, stage: int, num_ranks: int, settings: Mapping[str, Any] | None = None
+    root: Path, config: Config, *, stage: int, num_ranks: int, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> Trained:
     """Train on the batches under `root` in a world of its own. Raises RuntimeError where a rank fails."""
-    update = {"zero_stage": stage, "num_ranks": num_ranks} | dict(settings or {})
+    update = {"zero_stage": stage, "num_ranks": num_ranks, **settings}
     learner = config.learner.model_copy(update=update)
     config = config.model_copy(update={"learner": learner})
     out = root / f"out-{uuid.uuid4().hex}"

@@ -197,7 +197,7 @@ class LearnerEngine:
             longest = len(sequences[indices[0]])
             rows = [list(sequences[i]) + [0] * (longest - len(sequences[i])) for i in indices]
             ids_BT = torch.tensor(rows, device=self._engine.device)
-            logprobs_BT, _ = self._policy.logprobs(PLAIN, ids_BT, longest)
+            logprobs_BT = self._policy.logprobs(PLAIN, ids_BT, longest)[0].cpu()
             for row, index in enumerate(indices):
                 result[index] = logprobs_BT[row, 1 : len(sequences[index])].tolist()
         return result

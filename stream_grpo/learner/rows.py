@@ -53,20 +53,18 @@ def packs(
                 found.append(Pack(rank, [[blocks[i] for i in rows[r]] for r in chosen], tokens[chosen[0]]))
         return found
 
-    single = [[i] for i in range(len(lengths))], lengths
+    single: tuple[Sequence[Block], Sequence[int]] = [[i] for i in range(len(lengths))], lengths
     best = laid_out(*single, None)
     if attention_cost is None or not lengths:
         return best
-    longest, most = max(lengths), min(microbatch_tokens, math.isqrt(max_scores))
-    ways = []
-    if share_prompts:
-        shared = share(prompts(), lengths, max_tokens=most)
+    most = min(microbatch_tokens, math.isqrt(max_scores))
+    shared = share(prompts(), lengths, max_tokens=most) if share_prompts else None
+    ways: list[tuple[Sequence[Block], Sequence[int], int | None]] = []
+    if shared is not None:
         ways.append((*shared, None))
-    if packing:
+    for blocks, widths in (single, shared or single) if packing else ():
         # Rows as long as they have to be cost no more attention; longer ones leave less padding.
-        ways += [(*single, limit) for limit in (min(longest, microbatch_tokens), most)]
-    if packing and share_prompts:
-        ways += [(*shared, limit) for limit in (min(max(shared[1]), microbatch_tokens), most)]
+        ways += [(blocks, widths, min(max(widths), microbatch_tokens)), (blocks, widths, most)]
     for blocks, widths, limit in ways:
         other = laid_out(blocks, widths, limit)
         if pays(_cost(other, attention_cost), _cost(best, attention_cost)):
