@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from bench_prompts import by_reward, gradient, make_group, random_model
+
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.config import Learner
 from stream_grpo.learner.batching import Minibatch, make_train_batch
@@ -69,8 +69,8 @@ def main() -> None:
         engine.close()
     for way, figures in found.items():
         print(
-            f"{way}: {figures['peak_mib']:,.0f} MiB on top, {figures['memory']:.2f} of all; {figures['seconds']:.2f} s, "
-            f"{figures['time']:.2f} of all; gradients differ by {figures['gradient_gap']:.1e} of their norm"
+            f"{way}: {figures['peak_mib']:,.0f} MiB on top, {figures['memory']:.2f} of the first; "
+            f"{figures['seconds']:.2f} s, {figures['time']:.2f} of the first; gradients differ by {figures['gradient_gap']:.1e} of their norm"
         )
     if arguments.json:
         print(json.dumps(found))

@@ -32,7 +32,6 @@ from stream_grpo.rollouts.views import Groups, journal_of
 from stream_grpo.transport.codec import decode_group
 from stream_grpo.types import Decision, EndReason, RewardResult, Rollout, RolloutGroup
 
-
 WAYS: dict[str, tuple[bool, bool]] = {
     "plain": (False, False),
     "shared": (True, False),

@@ -170,7 +170,11 @@ def record(folder: Path, batches: Iterator[list[RolloutGroup]], num_steps: int) 
 
 
 def compare(
-    root: Path, config: Config, stages: Sequence[int], num_ranks: int, settings: Mapping[str, Any] = MappingProxyType({})
+    root: Path,
+    config: Config,
+    stages: Sequence[int],
+    num_ranks: int,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[int, Compared]:
     """Each stage on so many ranks, with other settings of the learner, against stage 1 on one."""
     one = trained(root, config, stage=1, num_ranks=1)

@@ -262,7 +262,7 @@ class Learner(Section):
     share_prompts: bool = True
     """Compute the prompt of a group once for all its rollouts, in batches where that is cheaper."""
     packing: bool = False
-    """Put several sequences into one row, which do not see each other, in batches where that is cheaper than padding."""
+    """Put several prompts into one row, which do not see each other, in batches where that is cheaper than padding."""
     logits_bytes: int = Field(256 << 20, ge=1)
     """Logits of more positions than fit in here, in float32, are made a part at a time, in the backward pass again."""
     activation_checkpointing: bool = False

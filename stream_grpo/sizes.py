@@ -105,8 +105,8 @@ def rank_bytes(
 ) -> Rank:
     """What a rank holds in a step with microbatches of `num_tokens`. A critic is of one rank, and as large as P.
 
-    `logits_bytes`: of the logits that exist at once; None: all. `recomputes`: of each layer the input alone is kept, and
-    one layer at a time is computed again.
+    `logits_bytes`: of the logits that exist at once; None: all. `recomputes`: of each layer the input alone is kept,
+    and one layer at a time is computed again.
     """
     parameters = shape.num_parameters
 

@@ -121,7 +121,9 @@ class LearnerEngine:
         text, weight = config.get_text_config(), self._module.get_input_embeddings().weight  # type: ignore[operator]
         if has_windows(text):
             if self._learner.packing:
-                _log.warning("learner.packing has no effect: layers of this model see a window, for which they take masks")
+                _log.warning(
+                    "learner.packing has no effect: layers of this model see a window, for which they take masks"
+                )
             return None
         num_looked_up = 0 if text.tie_word_embeddings else getattr(weight, "ds_numel", weight.numel())
         num_weights = sum(getattr(p, "ds_numel", p.numel()) for p in self._module.parameters()) - num_looked_up

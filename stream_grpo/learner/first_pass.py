@@ -190,7 +190,5 @@ def _shared(microbatch: Microbatch, first: int, device: torch.device) -> Shared 
     if microbatch.row_B is None:
         return None
     lengths_B, num_prompt_B = microbatch.lengths_B, microbatch.num_prompt_B
-    rows = shared_prompts(
-        microbatch.token_ids_BT, lengths_B, num_prompt_B, microbatch.row_B, microbatch.block_B
-    )
+    rows = shared_prompts(microbatch.token_ids_BT, lengths_B, num_prompt_B, microbatch.row_B, microbatch.block_B)
     return on_device(rows, lengths_B, first, device)

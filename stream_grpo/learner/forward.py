@@ -1,7 +1,7 @@
 """One forward pass: logprobs of given tokens, and entropy, under the distribution that the sampler draws from.
 
-B sequences, T tokens, K of them at the end, J = K - 1, V vocabulary; where prompts are shared or sequences packed R rows
-of L tokens. N tokens that are asked about.
+B sequences, T tokens, K of them at the end, J = K - 1, V vocabulary; where prompts are shared or sequences packed R
+rows of L tokens. N tokens that are asked about.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ class Distribution:
     def _filtered(self, logits_BTV: Tensor) -> Tensor:
         if self.has_full_support:
             return logits_BTV
-        return filter_logits(
-            logits_BTV.float() / self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p
-        )
+        logits_BTV = logits_BTV if logits_BTV.dtype == torch.float64 else logits_BTV.float()
+        return filter_logits(logits_BTV / self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
 
 PLAIN = Distribution(temperature=1.0)
@@ -191,7 +190,7 @@ class LanguageModel:
         return logprobs_BK, distribution.entropy(logits_BKV, ids_BK, with_gradient=with_gradient)
 
     def _asks(self, token_ids_BT: Tensor, num_last: int, shared: Shared | None) -> bool:
-        """Whether single positions are asked for: where the logits of all are too many, or most would be for nothing."""
+        """Whether single positions are asked for: where all logits are too many, or most would be for nothing."""
         if self.max_positions is None:
             return False
         if shared is None:

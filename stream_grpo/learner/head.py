@@ -117,7 +117,7 @@ class _InPieces(torch.autograd.Function):
         )
 
     @staticmethod
-    @once_differentiable  # type: ignore[no-untyped-call]
+    @once_differentiable
     def backward(ctx: Any, gradient_FN: Tensor) -> tuple[Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V = ctx.saved_tensors
         question, dtype = ctx.question, ctx.dtype

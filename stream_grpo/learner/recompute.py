@@ -1,8 +1,8 @@
 """Layers that keep their input for the backward pass and compute the rest of it again there.
 
-Korthikanti et al. 2022 (arXiv 2205.05198, section 5): a token keeps h numbers a layer in place of 17 h and its attention
-scores, for one more forward pass of the layers. By transformers' own checkpointing, with torch's way that keeps no hooks
-on inputs, so that ZeRO gathers and reduces as ever.
+Korthikanti et al. 2022 (arXiv 2205.05198, section 5): a token keeps h numbers a layer in place of 17 h and its
+attention scores, for one more forward pass of the layers. By transformers' own checkpointing, in torch's way that is
+not reentrant.
 """
 
 from __future__ import annotations

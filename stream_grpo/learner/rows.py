@@ -1,4 +1,4 @@
-"""How the sequences of a minibatch become rows, and rows microbatches: each by itself, prompts shared, packed. No torch.
+"""How the sequences of a minibatch become rows, and rows microbatches: by themselves, sharing, packed. No torch.
 
 A block is a prompt and the responses behind it: one sequence, or several of a group that share their prompt. A row is
 one block, or with packing several.
@@ -37,7 +37,7 @@ def packs(
     share_prompts: bool = True,
     packing: bool = False,
 ) -> list[Pack]:
-    """Microbatches of each rank: sequences one by one, unless rows of several cost less by the model's `attention_cost`.
+    """Microbatches of each rank: each sequence a row, unless rows of several cost less by the model's `attention_cost`.
 
     None: never. The attention scores of a microbatch, rows x length^2, are no more than single sequences may have: its
     memory grows with them too. Each further way is taken where it costs a tenth less than what came before.

@@ -1,8 +1,8 @@
 """Rows of several sequences: prompt, response, response, ..., then perhaps another prompt and its responses. No torch.
 
-B sequences, T tokens of one padded on the right, R rows, L tokens of a row. A prompt and the responses that share it are
-a block. Each response sees the prompt of its block and itself, and its positions go on from the prompt's, so that a row
-gives every token the logits that its own sequence gives it.
+B sequences, T tokens of one padded on the right, R rows, L tokens of a row. A prompt and the responses that share it
+are a block. Each response sees the prompt of its block and itself, and its positions go on from the prompt's, so that a
+row gives every token the logits that its own sequence gives it.
 """
 
 from __future__ import annotations

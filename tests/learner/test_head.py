@@ -281,5 +281,3 @@ def test_a_head_that_is_more_than_a_matrix_cannot_be_asked() -> None:
     model = llama(tied=False)
     model.lm_head = Adapted(8, VOCAB, bias=False)
     assert not can_be_asked(model)
-
-

@@ -18,8 +18,8 @@ from stream_grpo.learner.forward import Distribution
 
 pytestmark = pytest.mark.engine
 RATE = 2.0**-12
-"""Adam's first steps are as long as the learning rate. bfloat16 has a number every 2^-8 below 1 and every 2^-7 above, so
-that a step from 1 is rounded away, and 12 of them are 0.75 of the smaller gap."""
+"""Adam's first steps are as long as the learning rate. bfloat16 has a number every 2^-8 below 1 and every 2^-7 above,
+so that a step from 1 is rounded away, and 12 of them are 0.75 of the smaller gap."""
 STEPS = 12
 NORM = "model.norm.weight"
 

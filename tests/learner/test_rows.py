@@ -45,8 +45,8 @@ def test_long_rows_are_taken_where_attention_costs_little() -> None:
     # have all 880 without padding, which is not a tenth less.
     lengths = [60, 50] * 8
     assert packed(lengths) == packed(lengths, packing=False)
-    # One of 60 and 15 of 40: 960 padded, 660 in rows of 60 + 4 x 40, 6 x 40 and 5 x 40. As 2 x 240^2 scores are more than
-    # 60 x 1000, each is a microbatch.
+    # One of 60 and 15 of 40: 960 padded, 660 in rows of 60 + 4 x 40, 6 x 40 and 5 x 40. As 2 x 240^2 scores are more
+    # than 60 x 1000, each is a microbatch.
     lengths = [60] + [40] * 15
     assert [(len(pack.rows), pack.length) for pack in packed(lengths)] == [(1, 240), (1, 220), (1, 200)]
     # Where a token costs a hundredth of itself for every other: 240 x 3.4 + 220 x 3.2 + 200 x 3 = 2120 of 960 x 1.6.
