@@ -70,7 +70,8 @@ def main() -> None:
     for way, figures in found.items():
         print(
             f"{way}: {figures['peak_mib']:,.0f} MiB on top, {figures['memory']:.2f} of the first; "
-            f"{figures['seconds']:.2f} s, {figures['time']:.2f} of the first; gradients differ by {figures['gradient_gap']:.1e} of their norm"
+            f"{figures['seconds']:.2f} s, {figures['time']:.2f} of the first; "
+            f"gradients differ by {figures['gradient_gap']:.1e} of their norm"
         )
     if arguments.json:
         print(json.dumps(found))

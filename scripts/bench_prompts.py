@@ -135,17 +135,21 @@ def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, 
 
 def named(microbatches: Sequence[Microbatch]) -> str:
     """Which of the ways they are."""
-    several = [m for m in microbatches if m.row_B is not None and m.block_B is not None]
-    packs = any(len(np.unique(m.block_B)) > len(np.unique(m.row_B)) for m in several)
-    shares = any(len(np.unique(m.block_B)) < len(m.lengths_B) for m in several)
+    counts = [
+        (len(np.unique(m.row_B)), len(np.unique(m.block_B)), len(m.lengths_B))
+        for m in microbatches
+        if m.row_B is not None and m.block_B is not None
+    ]
+    packs = any(num_rows < num_blocks for num_rows, num_blocks, _ in counts)
+    shares = any(num_blocks < num_sequences for _, num_blocks, num_sequences in counts)
     return {way: name for name, way in WAYS.items()}[shares, packs]
 
 
 def recorded(run: Path, num_groups: int) -> list[RolloutGroup]:
     """The last groups that a run trained on, from its journal."""
     groups = Groups(journal_of(run))
-    made = sorted((view for view in groups.views.values() if view.made is not None), key=lambda view: view.made)
-    return [decode_group(groups.data(view)) for view in made[-num_groups:]]
+    made = [(view.made, name) for name, view in groups.views.items() if view.made is not None]
+    return [decode_group(groups.data(groups.views[name])) for _, name in sorted(made)[-num_groups:]]
 
 
 def computed(microbatch: Microbatch) -> int:

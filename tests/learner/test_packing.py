@@ -119,7 +119,7 @@ def figures_of(model: LanguageModel, distribution: Distribution, tensors: Tensor
     order = torch.argsort(tensors.advantage_B, stable=True)
     logprobs, entropy = (torch.where(wanted, x, 0.0)[order] for x in (logprobs, entropy))
     weights = torch.linspace(-1, 1, 9, dtype=torch.float64)[:, None] * (1 + torch.arange(logprobs.shape[1]) % 3)
-    (logprobs * weights[: len(logprobs)] + entropy * weights[: len(logprobs)] ** 2).sum().backward()
+    torch.autograd.backward((logprobs * weights[: len(logprobs)] + entropy * weights[: len(logprobs)] ** 2).sum())
     gradient = torch.cat([p.grad.flatten() for p in model.module.parameters()])
     return logprobs.detach(), entropy.detach(), gradient, wanted[order]
 
