@@ -3,8 +3,7 @@
 The batches are those of a run, read from its journal step by step, or without `--run` drawn from a seed for a small
 random Llama. Each case is a world of real processes under DeepSpeed in fp32. Goals: the loss of every step within 1e-5
 of that on one rank, every weight within 1e-4 at the end, and a checkpoint after which the steps are made again bit for
-bit. Exit code 1 where one is missed. With `--saving` the several ranks save memory in every way there is, and the one
-does not.
+bit. Exit code 1 where one is missed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,8 +41,6 @@ from stream_grpo.types import Decision, EndReason, RewardResult, Rollout, Rollou
 MAX_LOSS_GAP, MAX_WEIGHT_GAP = 1e-5, 1e-4
 VOCAB = 64
 CASE_LIMIT_S = 300.0
-SAVING: Mapping[str, Any] = {"logits_bytes": 16 * 4 * VOCAB, "activation_checkpointing": True, "packing": True}
-"""Logits of 16 positions at a time, where the vocabulary is the small one."""
 
 
 class Trained(NamedTuple):
@@ -75,7 +71,6 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2, help="ranks of each case")
     parser.add_argument("--stages", type=int, nargs="*", choices=range(4), default=[0, 1, 2, 3], help="ZeRO stages")
     parser.add_argument("--steps", type=int, default=20, help="train batches")
-    parser.add_argument("--saving", action="store_true", help="logits in pieces, layers computed again, packed rows")
     parser.add_argument("--run", type=Path, help="a run whose batches are replayed; by default random ones")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="check-ranks-") as name:
@@ -84,7 +79,7 @@ def main() -> int:
         num_steps = record(
             root / "batches", recorded(options.run) if options.run else drawn(options.steps), options.steps
         )
-        found = compare(root, config, options.stages, options.ranks, SAVING if options.saving else {})
+        found = compare(root, config, options.stages, options.ranks)
     for stage, case in found.items():
         print(
             f"ZeRO {stage}, {options.ranks} ranks against 1, {num_steps} steps: loss {case.loss_gap:.1e} (goal "
@@ -169,18 +164,12 @@ def record(folder: Path, batches: Iterator[list[RolloutGroup]], num_steps: int) 
     return len(steps)
 
 
-def compare(
-    root: Path,
-    config: Config,
-    stages: Sequence[int],
-    num_ranks: int,
-    settings: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[int, Compared]:
-    """Each stage on so many ranks, with other settings of the learner, against stage 1 on one."""
+def compare(root: Path, config: Config, stages: Sequence[int], num_ranks: int) -> dict[int, Compared]:
+    """Each stage on so many ranks against stage 1 on one."""
     one = trained(root, config, stage=1, num_ranks=1)
     found = {}
     for stage in stages:
-        several = trained(root, config, stage=stage, num_ranks=num_ranks, settings=settings)
+        several = trained(root, config, stage=stage, num_ranks=num_ranks)
         num_again = len(several.again)
         found[stage] = Compared(
             loss_gap=max(abs(a - b) for a, b in zip(one.losses, several.losses, strict=True)),
@@ -190,12 +179,9 @@ def compare(
     return found
 
 
-def trained(
-    root: Path, config: Config, *, stage: int, num_ranks: int, settings: Mapping[str, Any] = MappingProxyType({})
-) -> Trained:
+def trained(root: Path, config: Config, *, stage: int, num_ranks: int) -> Trained:
     """Train on the batches under `root` in a world of its own. Raises RuntimeError where a rank fails."""
-    update = {"zero_stage": stage, "num_ranks": num_ranks, **settings}
-    learner = config.learner.model_copy(update=update)
+    learner = config.learner.model_copy(update={"zero_stage": stage, "num_ranks": num_ranks})
     config = config.model_copy(update={"learner": learner})
     out = root / f"out-{uuid.uuid4().hex}"
     out.mkdir()
@@ -257,8 +243,7 @@ def _loss(engine: Any, step: Any, folder: Path, config: Config) -> float:
     rewarded = step.rewarded(groups, vocab_size=engine.vocab_size, microbatch_tokens=learner.microbatch_tokens)
     batch: TrainBatch = make_train_batch(
         rewarded, step.advantages, vocab_size=engine.vocab_size, microbatch_tokens=learner.microbatch_tokens,
-        num_minibatches=learner.num_minibatches, num_ranks=learner.num_ranks, packing=learner.packing,
-        attention_cost=engine.attention_cost if learner.packing else None,
+        num_minibatches=learner.num_minibatches, num_ranks=learner.num_ranks,
     )  # fmt: skip
     return float(step.run(batch)["loss"])
 
