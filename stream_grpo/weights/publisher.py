@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 
 from stream_grpo.errors import WeightsError
 from stream_grpo.failpoints import failpoint
@@ -19,6 +17,7 @@ from stream_grpo.weights.manifest import (
     LATEST_FILE,
     MANIFEST_FILE,
     TENSORS_FILE,
+    Adapter,
     Manifest,
     Probe,
     TensorSpec,
@@ -27,6 +26,7 @@ from stream_grpo.weights.manifest import (
     parse_folder_name,
     to_json,
 )
+from stream_grpo.weights.tensors_file import in_file_order, is_finite, spec_of, write_tensors
 
 
 class Publisher:
@@ -45,31 +45,48 @@ class Publisher:
         forks: Forks,
         named_tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
         probe: Probe,
+        *,
+        specs: Mapping[str, TensorSpec] | None = None,
+        adapter: Adapter | None = None,
     ) -> Manifest:
         """Write a version, point `latest` at it, remove the oldest beyond `keep_versions`.
 
-        Publishing the very same bytes again does nothing. Raises WeightsError for other bytes under a published
-        version, for a version older than the newest, and for a tensor without elements or with values that are not
-        finite: a shard that was not gathered, or weights that no sampler would take.
+        With `specs`, which are `in_file_order` and say what comes, tensors are written as they come, and one is in
+        memory at a time; without them all are. `adapter` says that they are one, and of what. Publishing the very same
+        bytes again does nothing. Raises WeightsError for other bytes under a published version, for a version older
+        than the newest, and for a tensor without elements or with values that are not finite: a shard that was not
+        gathered, or weights that no sampler would take.
         """
-        tensors = {name: t.detach().cpu().contiguous() for name, t in dict(named_tensors).items()}
-        _check_whole(version, tensors)
-        data = save(tensors)
-        manifest = Manifest(
-            version=version,
-            forks=dict(forks),
-            tensors={n: TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()},
-            sha256=hashlib.sha256(data).hexdigest(),
-            probe=probe,
-            created_at_s=self._clock(),
-        )
         published = self._published()
         if published and version < published[-1]:
             raise WeightsError(f"weights {version} are older than the published {published[-1]}")
-        if version in published:
-            self._check_same(manifest)
-        else:
-            self._write(manifest, data)
+        if specs is None:
+            whole = {name: tensor.detach().cpu().contiguous() for name, tensor in dict(named_tensors).items()}
+            specs = in_file_order({name: spec_of(tensor) for name, tensor in whole.items()})
+            named_tensors = {name: whole[name] for name in specs}
+        tensors = iter(named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors)
+        created_at_s = self._clock()
+        unfinished = self._directory / f".writing-{folder_name(version)}"
+        unfinished.mkdir()
+        try:
+            manifest = Manifest(
+                version=version,
+                forks=dict(forks),
+                tensors=specs,
+                sha256=write_tensors(unfinished / TENSORS_FILE, specs, _whole(version, tensors)),
+                probe=probe,
+                created_at_s=created_at_s,
+                adapter=adapter,
+            )
+            if version in published:
+                self._check_same(manifest)
+            else:
+                self._make_visible(manifest, unfinished)
+        finally:
+            # Ranks that give out their parts of what is left are waited for, also where nobody wants it any more.
+            for _ in tensors:
+                pass
+            shutil.rmtree(unfinished, ignore_errors=True)
         self._point_to(version)
         self._prune()
         return manifest
@@ -83,15 +100,11 @@ class Publisher:
         if from_json((folder / MANIFEST_FILE).read_text()).sha256 != manifest.sha256:
             raise WeightsError(f"{folder}: version {manifest.version} is published with other weights")
 
-    def _write(self, manifest: Manifest, data: bytes) -> None:
-        name = folder_name(manifest.version)
-        unfinished = self._directory / f".writing-{name}"
-        unfinished.mkdir()
-        write_synced(unfinished / TENSORS_FILE, data)
+    def _make_visible(self, manifest: Manifest, unfinished: Path) -> None:
         write_synced(unfinished / MANIFEST_FILE, to_json(manifest).encode())
         sync(unfinished)
         failpoint("publish.renaming")
-        unfinished.rename(self._directory / name)
+        unfinished.rename(self._directory / folder_name(manifest.version))
         sync(self._directory)
 
     def _point_to(self, version: PolicyVersion) -> None:
@@ -106,9 +119,18 @@ class Publisher:
             shutil.rmtree(doomed)
 
 
+def _whole(
+    version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in tensors:
+        _check_whole(version, {name: tensor})
+        yield name, tensor
+        del tensor
+
+
 def _check_whole(version: PolicyVersion, tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.numel() == 0:
             raise WeightsError(f"weights {version}: {name} has no elements; a sharded tensor is gathered before")
-        if not bool(torch.isfinite(tensor).all()):
+        if not is_finite(tensor):
             raise WeightsError(f"weights {version}: {name} is not finite; restart from a checkpoint")

@@ -13,6 +13,7 @@ from safetensors.torch import load
 
 from stream_grpo.errors import WeightsError
 from stream_grpo.types import PolicyVersion
+from stream_grpo.weights.adapter import Base, adapter_tensors, check_base
 from stream_grpo.weights.manifest import (
     LATEST_FILE,
     MANIFEST_FILE,
@@ -23,6 +24,7 @@ from stream_grpo.weights.manifest import (
     from_json,
     parse_folder_name,
 )
+from stream_grpo.weights.tensors_file import is_finite, spec_of
 
 _MAX_RETRIES = 5
 _NUM_READS = 2
@@ -34,13 +36,15 @@ class Published:
 
     manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
+    """Of the whole model. Where an adapter was published each is merged when it is asked for, and not kept."""
 
 
 class Subscriber:
     """A sampler's side. The versions it gives never go back."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, base: Base | None = None) -> None:
+        """`base` is what published adapters are added to; read only where one is published."""
+        self._directory, self._base = directory, base
         self._seen_pointer: tuple[int, int, int] | None = None
         self._newest: PolicyVersion | None = None
 
@@ -65,7 +69,8 @@ class Subscriber:
     def read(self, version: PolicyVersion, expected: Mapping[str, TensorSpec]) -> Published:
         """Read and check a version; where it is pruned meanwhile, the newest one instead (see the manifest).
 
-        Raises WeightsError for a damaged, incomplete or foreign set of weights, and where nothing is left to read.
+        Raises WeightsError for a damaged, incomplete or foreign set of weights, for an adapter of another base, and
+        where nothing is left to read.
         """
         for _ in range(_MAX_RETRIES):
             try:
@@ -87,8 +92,12 @@ class Subscriber:
             tensors = load(data)
         except SafetensorError as error:
             raise WeightsError(f"{folder}: not safetensors: {error}") from error
-        check_tensors(tensors, expected, source=str(folder))
-        return Published(manifest, tensors)
+        if manifest.adapter is None:
+            check_tensors(tensors, expected, source=str(folder))
+            return Published(manifest, tensors)
+        base = check_base(manifest.adapter, self._base, source=str(folder))
+        check_tensors(tensors, adapter_tensors(tensors, expected, manifest.adapter.rank), source=str(folder))
+        return Published(manifest, base.merged(tensors, manifest.adapter.scaling))
 
 
 def _read_whole(folder: Path, sha256: str) -> bytes:
@@ -114,10 +123,10 @@ def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, Te
     if missing or extra:
         raise WeightsError(f"{source}: missing tensors {missing}, unexpected tensors {extra}")
     for name, tensor in tensors.items():
-        spec = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        spec = spec_of(tensor)
         if spec != expected[name]:
             raise WeightsError(f"{source}: {name} is {spec}, the model has {expected[name]}")
         if tensor.numel() == 0:
             raise WeightsError(f"{source}: {name} has no elements")
-        if not bool(torch.isfinite(tensor).all()):
+        if not is_finite(tensor):
             raise WeightsError(f"{source}: {name} is not finite")
