@@ -364,6 +364,8 @@ class Weights(Section):
 
     keep_versions: int = Field(3, ge=2)
     """Published versions that stay on disk."""
+    publish: Literal["full", "changed"] = "full"
+    """`changed`: a version holds the tensors that differ from the version before, and names where the others are."""
     poll_interval_s: float = Field(0.01, gt=0)
     """How often a sampler looks for new weights."""
     on_update: Literal["keep", "finish", "restart"] = "keep"

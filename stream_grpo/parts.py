@@ -345,7 +345,11 @@ def build_learner(config: Config, buffer: str, rendezvous: Path | None = None) -
         engine if crew is None else LeadEngine(engine, crew),
         step if crew is None else LeadStep(step, crew),
         LearnerChannel(connect(config, buffer, name="learner", peer="buffer")),
-        Publisher(config.run_dir / "weights", config.weights.keep_versions),
+        Publisher(
+            config.run_dir / "weights",
+            config.weights.keep_versions,
+            changed_alone=config.weights.publish == "changed",
+        ),
         MetricsLog(config.run_dir, "learner"),
     )
     return process if crew is None else Lead(process, crew)

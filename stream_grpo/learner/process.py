@@ -253,7 +253,7 @@ class LearnerProcess:
             specs=self._engine.weight_specs(),
             adapter=self._engine.adapter,
         )
-        self._guard.published(self._version, manifest.sha256, movement)
+        self._guard.published(self._version, manifest.weights_sha256, movement)
         self._probed, self._published = probe, self._version
         self._publish_s += self._clock() - begun
         self._control.published()

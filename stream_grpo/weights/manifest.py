@@ -6,11 +6,12 @@ names the newest complete one. The tensors are the model's, or those of an adapt
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,6 +95,17 @@ class Manifest:
     """Unix time."""
     adapter: Adapter | None = None
     """None: the tensors are the whole model."""
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    """See `tensors_file.tensor_sha256`; of all tensors, where `weights.publish = "changed"`, else empty."""
+    held_in: Mapping[str, PolicyVersion] = field(default_factory=dict)
+    """The tensors that are as an earlier version has them, and stand in its file alone."""
+
+    @property
+    def weights_sha256(self) -> str:
+        """The same for the same weights, however much of them the file holds."""
+        if not self.tensor_sha256:
+            return self.sha256
+        return hashlib.sha256(json.dumps(sorted(self.tensor_sha256.items())).encode()).hexdigest()
 
 
 def folder_name(version: PolicyVersion) -> str:
@@ -126,6 +138,9 @@ def to_json(manifest: Manifest) -> str:
     }
     if manifest.adapter is not None:
         plain["adapter"] = asdict(manifest.adapter)
+    if manifest.tensor_sha256:
+        plain["tensor_sha256"] = dict(manifest.tensor_sha256)
+        plain["held_in"] = {name: list(version) for name, version in manifest.held_in.items()}
     return json.dumps(plain)
 
 
@@ -143,6 +158,8 @@ def from_json(text: str) -> Manifest:
             probe=_probe(plain["probe"]),
             created_at_s=plain["created_at_s"],
             adapter=Adapter(**plain["adapter"]) if "adapter" in plain else None,
+            tensor_sha256=plain.get("tensor_sha256", {}),
+            held_in={name: PolicyVersion(*version) for name, version in plain.get("held_in", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"not a manifest of weights: {error!r}") from error

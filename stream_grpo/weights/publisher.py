@@ -26,15 +26,36 @@ from stream_grpo.weights.manifest import (
     parse_folder_name,
     to_json,
 )
-from stream_grpo.weights.tensors_file import in_file_order, is_finite, spec_of, write_tensors
+from stream_grpo.weights.tensors_file import (
+    in_file_order,
+    is_finite,
+    mapped,
+    spec_of,
+    tensor_sha256,
+    write_changed,
+    write_tensors,
+)
 
 
 class Publisher:
     """The learner's side. One publisher per folder."""
 
-    def __init__(self, directory: Path, keep_versions: int, clock: Callable[[], float] = time.time) -> None:
-        """Make the folder and remove what a killed publisher left half written."""
+    def __init__(
+        self,
+        directory: Path,
+        keep_versions: int,
+        clock: Callable[[], float] = time.time,
+        *,
+        changed_alone: bool = False,
+    ) -> None:
+        """Make the folder and remove what a killed publisher left half written.
+
+        With `changed_alone` a version leaves out the tensors that are as the version before has them.
+        """
         self._directory, self._keep_versions, self._clock = directory, keep_versions, clock
+        self._changed_alone = changed_alone
+        self._held: dict[PolicyVersion, frozenset[PolicyVersion]] = {}
+        """By version: in whose files there is what it leaves out."""
         directory.mkdir(parents=True, exist_ok=True)
         for path in directory.glob(".*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -69,17 +90,21 @@ class Publisher:
         unfinished = self._directory / f".writing-{folder_name(version)}"
         unfinished.mkdir()
         try:
+            earlier = self._manifest(published[-1]) if published and version != published[-1] else None
+            sha256, hashes = self._write(unfinished / TENSORS_FILE, specs, _whole(version, tensors), earlier)
             manifest = Manifest(
                 version=version,
                 forks=dict(forks),
                 tensors=specs,
-                sha256=write_tensors(unfinished / TENSORS_FILE, specs, _whole(version, tensors)),
+                sha256=sha256,
                 probe=probe,
                 created_at_s=created_at_s,
                 adapter=adapter,
+                tensor_sha256=hashes,
+                held_in=_held_in(hashes, earlier),
             )
             if version in published:
-                self._check_same(manifest)
+                self._check_same(manifest, unfinished)
             else:
                 self._make_visible(manifest, unfinished)
         finally:
@@ -91,13 +116,34 @@ class Publisher:
         self._prune()
         return manifest
 
+    def _write(
+        self,
+        path: Path,
+        specs: Mapping[str, TensorSpec],
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        earlier: Manifest | None,
+    ) -> tuple[str, Mapping[str, str]]:
+        if not self._changed_alone:
+            return write_tensors(path, specs, tensors), {}
+        return write_changed(path, specs, tensors, earlier.tensor_sha256 if earlier else {})
+
     def _published(self) -> list[PolicyVersion]:
         names = [p.name for p in self._directory.iterdir() if p.is_dir() and not p.name.startswith(".")]
         return sorted(parse_folder_name(name) for name in names)
 
-    def _check_same(self, manifest: Manifest) -> None:
-        folder = self._directory / folder_name(manifest.version)
-        if from_json((folder / MANIFEST_FILE).read_text()).sha256 != manifest.sha256:
+    def _manifest(self, version: PolicyVersion) -> Manifest:
+        return from_json((self._directory / folder_name(version) / MANIFEST_FILE).read_text())
+
+    def _check_same(self, manifest: Manifest, unfinished: Path) -> None:
+        """`unfinished` holds all tensors, whatever the version that is published leaves out."""
+        there = self._manifest(manifest.version)
+        if there.tensor_sha256:
+            mine = manifest.tensor_sha256 or {n: tensor_sha256(t) for n, t in mapped(unfinished / TENSORS_FILE).items()}
+            is_same = there.tensor_sha256 == mine
+        else:
+            is_same = there.sha256 == manifest.sha256
+        if not is_same:
+            folder = self._directory / folder_name(manifest.version)
             raise WeightsError(f"{folder}: version {manifest.version} is published with other weights")
 
     def _make_visible(self, manifest: Manifest, unfinished: Path) -> None:
@@ -112,11 +158,29 @@ class Publisher:
         replace_with(self._directory / LATEST_FILE, folder_name(version).encode())
 
     def _prune(self) -> None:
-        for version in self._published()[: -self._keep_versions]:
+        """What the newest versions leave out stays too, as long as they do."""
+        published = self._published()
+        kept = set(published[-self._keep_versions :])
+        for version in tuple(kept):
+            if version not in self._held:
+                self._held[version] = frozenset(self._manifest(version).held_in.values())
+            kept |= self._held[version]
+        for version in published:
+            if version in kept:
+                continue
+            self._held.pop(version, None)
             # Renamed first, so that a reader finds a version whole or not at all.
             doomed = self._directory / f".removing-{folder_name(version)}"
             (self._directory / folder_name(version)).rename(doomed)
             shutil.rmtree(doomed)
+
+
+def _held_in(hashes: Mapping[str, str], earlier: Manifest | None) -> dict[str, PolicyVersion]:
+    """Where the tensors are that stayed as they were: always where they were written, never where that was said."""
+    if earlier is None:
+        return {}
+    same = (name for name, digest in hashes.items() if earlier.tensor_sha256.get(name) == digest)
+    return {name: earlier.held_in.get(name, earlier.version) for name in same}
 
 
 def _whole(

@@ -24,7 +24,7 @@ from stream_grpo.weights.manifest import (
     from_json,
     parse_folder_name,
 )
-from stream_grpo.weights.tensors_file import is_finite, spec_of
+from stream_grpo.weights.tensors_file import is_finite, mapped, spec_of, tensor_sha256
 
 _MAX_RETRIES = 5
 _NUM_READS = 2
@@ -92,12 +92,28 @@ class Subscriber:
             tensors = load(data)
         except SafetensorError as error:
             raise WeightsError(f"{folder}: not safetensors: {error}") from error
+        tensors |= self._held_elsewhere(manifest)
         if manifest.adapter is None:
             check_tensors(tensors, expected, source=str(folder))
             return Published(manifest, tensors)
         base = check_base(manifest.adapter, self._base, source=str(folder))
         check_tensors(tensors, adapter_tensors(tensors, expected, manifest.adapter.rank), source=str(folder))
         return Published(manifest, base.merged(tensors, manifest.adapter.scaling))
+
+    def _held_elsewhere(self, manifest: Manifest) -> dict[str, torch.Tensor]:
+        """What a version leaves out, from the files of those before, which stay as long as it does."""
+        found: dict[str, torch.Tensor] = {}
+        for version in sorted(set(manifest.held_in.values())):
+            folder = self._directory / folder_name(version)
+            try:
+                tensors = mapped(folder / TENSORS_FILE)
+            except SafetensorError as error:
+                raise WeightsError(f"{folder}: not safetensors: {error}") from error
+            for name in (name for name, holder in manifest.held_in.items() if holder == version):
+                if name not in tensors or tensor_sha256(tensors[name]) != manifest.tensor_sha256[name]:
+                    raise WeightsError(f"{folder}: {name} is not what version {manifest.version} says that it holds")
+                found[name] = tensors[name]
+        return found
 
 
 def _read_whole(folder: Path, sha256: str) -> bytes:

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
+from stream_grpo.files import sha256
 from stream_grpo.weights.manifest import DTYPES, TensorSpec
 
 _FORMAT_NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
@@ -47,25 +49,74 @@ def write_tensors(path: Path, specs: Mapping[str, TensorSpec], tensors: Iterable
     are not `in_file_order`.
     """
     digest = hashlib.sha256()
-    expected = iter(specs.items())
     with path.open("wb") as file:
         header = _header(specs)
         file.write(header)
         digest.update(header)
-        for name, tensor in tensors:
-            wanted = next(expected, None)
-            if wanted != (name, spec_of(tensor)):
-                raise ValueError(f"{path}: tensor {name} {spec_of(tensor)} comes where {wanted} is expected")
+        for _, tensor in _as_announced(path, specs, tensors):
             for part in slices(tensor):
                 file.write(part.numpy())
                 digest.update(part.numpy())
                 del part
             del tensor
-        if missing := [name for name, _ in expected]:
-            raise ValueError(f"{path}: tensors {missing} did not come")
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
+
+
+def write_changed(
+    path: Path, specs: Mapping[str, TensorSpec], tensors: Iterable[tuple[str, Tensor]], known: Mapping[str, str]
+) -> tuple[str, dict[str, str]]:
+    """Write those tensors alone whose `tensor_sha256` is not the `known` one. The SHA-256 of the file, and of each.
+
+    As `write_tensors`, whose bytes these are where nothing is known; else the header stands in the room of one of all.
+    """
+    found: dict[str, str] = {}
+    changed: dict[str, TensorSpec] = {}
+    room = len(_header(specs))
+    with path.open("wb") as file:
+        file.seek(room)
+        for name, tensor in _as_announced(path, specs, tensors):
+            found[name] = tensor_sha256(tensor)
+            if known.get(name) != found[name]:
+                changed[name] = specs[name]
+                for part in slices(tensor):
+                    file.write(part.numpy())
+                    del part
+            del tensor
+        file.seek(0)
+        file.write(_header(changed, room))
+        file.flush()
+        os.fsync(file.fileno())
+    return sha256(path), found
+
+
+def tensor_sha256(tensor: Tensor) -> str:
+    """Of dtype, shape and bytes of a tensor on CPU."""
+    digest = hashlib.sha256(str(spec_of(tensor)).encode())
+    for part in slices(tensor):
+        digest.update(part.numpy())
+    return digest.hexdigest()
+
+
+def _as_announced(
+    path: Path, specs: Mapping[str, TensorSpec], tensors: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    expected = iter(specs.items())
+    for name, tensor in tensors:
+        wanted = next(expected, None)
+        if wanted != (name, spec_of(tensor)):
+            raise ValueError(f"{path}: tensor {name} {spec_of(tensor)} comes where {wanted} is expected")
+        yield name, tensor
+        del tensor
+    if missing := [name for name, _ in expected]:
+        raise ValueError(f"{path}: tensors {missing} did not come")
+
+
+def mapped(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file as views of it: what is looked at is read. Raises FileNotFoundError, SafetensorError."""
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
 
 
 def slices(tensor: Tensor) -> Iterator[Tensor]:
@@ -84,7 +135,8 @@ def _item_bytes(spec: TensorSpec) -> int:
     return dtype.itemsize
 
 
-def _header(specs: Mapping[str, TensorSpec]) -> bytes:
+def _header(specs: Mapping[str, TensorSpec], room: int = 0) -> bytes:
+    """At least `room` bytes: spaces at its end are part of the format."""
     # transformers loads a file only where it says so.
     plain: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -95,5 +147,5 @@ def _header(specs: Mapping[str, TensorSpec]) -> bytes:
         plain[name] = {"dtype": _FORMAT_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(plain, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text = text.ljust(max(len(text) + -len(text) % 8, room - 8))
     return struct.pack("<Q", len(text)) + text
