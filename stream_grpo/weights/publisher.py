@@ -81,11 +81,7 @@ class Publisher:
         published = self._published()
         if published and version < published[-1]:
             raise WeightsError(f"weights {version} are older than the published {published[-1]}")
-        if specs is None:
-            whole = {name: tensor.detach().cpu().contiguous() for name, tensor in dict(named_tensors).items()}
-            specs = in_file_order({name: spec_of(tensor) for name, tensor in whole.items()})
-            named_tensors = {name: whole[name] for name in specs}
-        tensors = iter(named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors)
+        specs, tensors = _announced(named_tensors, specs)
         created_at_s = self._clock()
         unfinished = self._directory / f".writing-{folder_name(version)}"
         unfinished.mkdir()
@@ -173,6 +169,18 @@ class Publisher:
             doomed = self._directory / f".removing-{folder_name(version)}"
             (self._directory / folder_name(version)).rename(doomed)
             shutil.rmtree(doomed)
+
+
+def _announced(
+    named_tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    specs: Mapping[str, TensorSpec] | None,
+) -> tuple[Mapping[str, TensorSpec], Iterator[tuple[str, torch.Tensor]]]:
+    """What will come, and what comes."""
+    if specs is not None:
+        return specs, iter(named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors)
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in dict(named_tensors).items()}
+    specs = in_file_order({name: spec_of(tensor) for name, tensor in whole.items()})
+    return specs, iter([(name, whole[name]) for name in specs])
 
 
 def _held_in(hashes: Mapping[str, str], earlier: Manifest | None) -> dict[str, PolicyVersion]:
