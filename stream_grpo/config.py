@@ -656,9 +656,7 @@ def _stream_complaints(config: Config) -> Iterable[str]:
         )
     yield from _rank_complaints(config)
     yield from _critic_complaints(config)
-    yield from lora_complaints(
-        learner.lora, kl_reference=config.algo.kl_reference, has_critic=config.algo.has_critic
-    )
+    yield from lora_complaints(learner.lora, kl_reference=config.algo.kl_reference, has_critic=config.algo.has_critic)
     num_sequences = stream.groups_per_step * config.sampler.group_size
     if learner.zero_stage == 3 and config.algo.kl_reference in ("refreshed", "ema"):
         yield (

@@ -23,7 +23,7 @@ class Lora(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     rank: int = Field(0, ge=0, le=4096)
-    """Of the adapter of each linear layer: A is [rank, in], B is [out, rank]. 0: no adapter, all weights are trained."""
+    """Of the adapter of a linear layer: A is [rank, in], B is [out, rank]. 0: no adapter, all weights are trained."""
     alpha: float = Field(32.0, gt=0)
     """B A is taken times alpha / rank."""
     target_modules: tuple[Annotated[str, Field(pattern=r"^\w+$")], ...] = ()
@@ -41,8 +41,8 @@ def lora_complaints(lora: Lora, *, kl_reference: str | None, has_critic: bool) -
         return
     if barred := sorted(set(lora.target_modules) & set(NOT_TARGETS)):
         yield (
-            f"learner.lora.target_modules: {barred[0]!r} gets no adapter, as head and embedding may be one tensor; name "
-            f"linear layers within the blocks, as 'q_proj', or none for all of them"
+            f"learner.lora.target_modules: {barred[0]!r} gets no adapter, as head and embedding may be one tensor; "
+            f"name linear layers within the blocks, as 'q_proj', or none for all of them"
         )
     if kl_reference in ("refreshed", "ema"):
         yield (
@@ -51,6 +51,6 @@ def lora_complaints(lora: Lora, *, kl_reference: str | None, has_critic: bool) -
         )
     if has_critic:
         yield (
-            f"learner.lora.rank = {lora.rank} with algo.advantage = gae: the critic trains a copy of all weights, which "
-            f"is what an adapter is to spare; use rank = 0, or a recipe without a critic"
+            f"learner.lora.rank = {lora.rank} with algo.advantage = gae: the critic trains a copy of all weights, "
+            f"which is what an adapter is to spare; use rank = 0, or a recipe without a critic"
         )

@@ -26,8 +26,8 @@ def check_note(directory: Path, lora: Lora) -> None:
         raise CheckpointError(f"{directory / FILE}: not what a checkpoint says of its adapter: {error}") from error
     if found != lora and (found.rank or lora.rank):
         raise CheckpointError(
-            f"{directory.parent.name}: holds {_in_words(found)}, and {_in_words(lora)} is set; learner.lora can only be "
-            f"set when a run begins: leave it as it was, or begin a run from the exported model"
+            f"{directory.parent.name}: holds {_in_words(found)}, and {_in_words(lora)} is set; learner.lora can only "
+            f"be set when a run begins: leave it as it was, or begin a run from the exported model"
         )
 
 

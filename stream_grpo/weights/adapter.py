@@ -70,7 +70,7 @@ class Base:
             tensor = self._raw(name)
             digest.update(f"{name} {spec_of(tensor)}\n".encode())
             for part in slices(tensor):
-                digest.update(part.numpy())
+                digest.update(part)
         return digest.hexdigest()
 
     def tensor(self, name: str) -> Tensor:
@@ -83,7 +83,7 @@ class Base:
 
     @cached_property
     def _files(self) -> dict[str, Any]:
-        opened = [safe_open(path, "pt") for path in sorted(self.model_dir.glob("*.safetensors"))]
+        opened: list[Any] = [safe_open(path, "pt") for path in sorted(self.model_dir.glob("*.safetensors"))]
         return {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (no mapping)
 
     def _raw(self, name: str) -> Tensor:

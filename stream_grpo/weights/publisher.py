@@ -191,9 +191,7 @@ def _held_in(hashes: Mapping[str, str], earlier: Manifest | None) -> dict[str, P
     return {name: earlier.held_in.get(name, earlier.version) for name in same}
 
 
-def _whole(
-    version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _whole(version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in tensors:
         _check_whole(version, {name: tensor})
         yield name, tensor

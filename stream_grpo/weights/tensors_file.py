@@ -55,8 +55,8 @@ def write_tensors(path: Path, specs: Mapping[str, TensorSpec], tensors: Iterable
         digest.update(header)
         for _, tensor in _as_announced(path, specs, tensors):
             for part in slices(tensor):
-                file.write(part.numpy())
-                digest.update(part.numpy())
+                file.write(part)
+                digest.update(part)
                 del part
             del tensor
         file.flush()
@@ -81,7 +81,7 @@ def write_changed(
             if known.get(name) != found[name]:
                 changed[name] = specs[name]
                 for part in slices(tensor):
-                    file.write(part.numpy())
+                    file.write(part)
                     del part
             del tensor
         file.seek(0)
@@ -95,7 +95,7 @@ def tensor_sha256(tensor: Tensor) -> str:
     """Of dtype, shape and bytes of a tensor on CPU."""
     digest = hashlib.sha256(str(spec_of(tensor)).encode())
     for part in slices(tensor):
-        digest.update(part.numpy())
+        digest.update(part)
     return digest.hexdigest()
 
 
@@ -119,14 +119,15 @@ def mapped(path: Path) -> dict[str, Tensor]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
 
 
-def slices(tensor: Tensor) -> Iterator[Tensor]:
-    """The bytes of a tensor as views of it, 16 MiB each at most; without a copy where it is contiguous."""
-    return iter(tensor.detach().contiguous().reshape(-1).view(torch.uint8).split(_SLICE_BYTES))
+def slices(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor, 16 MiB each at most; without a copy where it is contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return (part.numpy().data for part in torch.split(flat, _SLICE_BYTES))
 
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether every element is, looked at in slices: the check itself takes as much memory as what it looks at."""
-    parts = tensor.detach().reshape(-1).split(_SLICE_BYTES // 8)
+    parts = torch.split(tensor.detach().reshape(-1), _SLICE_BYTES // 8)
     return all(bool(torch.isfinite(part).all()) for part in parts)
 
 

@@ -27,6 +27,7 @@ def adapted(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         "learner.lora.rank": 8,
         "learner.learning_rate": 2e-3,
         "algo.kl": "k3",
+        "algo.kl_place": "loss",
         "algo.kl_weight": 0.01,
         "algo.kl_reference": "fixed",
         "evaluation.num_problems": 8,
@@ -91,9 +92,7 @@ def test_the_model_folder_is_merged_and_the_adapter_beside_it_is_peft_s(adapted:
     assert adapted.summary["heldout_after"]["headline"]["num_problems"] > 0
 
 
-def test_it_goes_on_from_its_checkpoint(
-    adapted: Run, live: Callable[[list[str], Path], Live], made: Path
-) -> None:
+def test_it_goes_on_from_its_checkpoint(adapted: Run, live: Callable[[list[str], Path], Live], made: Path) -> None:
     resume = [*COMMAND, "train", "--resume", str(adapted.path), "--set", "evaluation.num_problems=0"]
     other = subprocess.run([*resume, "--set", "learner.lora.rank=4"], cwd=ROOT, capture_output=True, text=True)
     assert other.returncode != 0

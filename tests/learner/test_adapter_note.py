@@ -26,7 +26,7 @@ def test_a_checkpoint_of_all_weights_has_no_note(folder: Path) -> None:
     check_note(folder, Lora(alpha=1.0))
     with pytest.raises(
         CheckpointError,
-        match=r"checkpoint-0.7: holds all weights .*, and an adapter of learner.lora.rank = 4, alpha = 32 of all linear",
+        match=r"checkpoint-0.7: holds all weights .*, and an adapter of learner.lora.rank = 4, alpha = 32 of all",
     ):
         check_note(folder, Lora(rank=4))
 

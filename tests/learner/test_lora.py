@@ -224,7 +224,7 @@ def test_what_a_sampler_reads_is_what_is_exported(engine: LearnerEngine, model_d
     manifest = Publisher(tmp_path / "weights", 2).publish(
         version, {}, engine.named_weights(), probe, specs=engine.weight_specs(), adapter=engine.adapter
     )
-    # Per layer: q 16 -> 16, k and v 16 -> 8, o 16 -> 16, gate and up 16 -> 32, down 32 -> 16; rank 3, 4 bytes, 2 layers.
+    # q 16 -> 16, k and v 16 -> 8, o 16 -> 16, gate and up 16 -> 32, down 32 -> 16; 2 layers, 4 bytes, rank 3.
     num_bytes = 2 * 4 * 3 * (32 + 24 + 24 + 32 + 48 + 48 + 48)
     size = (tmp_path / "weights" / "0.00000001" / "model.safetensors").stat().st_size
     assert num_bytes < size < num_bytes + 8192
@@ -262,10 +262,8 @@ def test_a_checkpoint_holds_the_adapter_alone_and_goes_on_bit_for_bit(
     assert [metrics["loss"] for metrics in trained(again, (2, 3))] == losses
     assert digest(again) == after
     for lora in (Lora(), Lora(rank=4, alpha=6.0)):
-        other = LearnerEngine(
-            model_dir, learner=learner.model_copy(update={"lora": lora}), recipe=HELD, **SETTINGS
-        )
-        with pytest.raises(CheckpointError, match="holds an adapter of learner.lora.rank = 3"):
+        other = LearnerEngine(model_dir, learner=learner.model_copy(update={"lora": lora}), recipe=HELD, **SETTINGS)
+        with pytest.raises(CheckpointError, match=r"holds an adapter of learner\.lora\.rank = 3"):
             other.load(folder)
 
 

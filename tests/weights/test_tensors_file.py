@@ -26,6 +26,10 @@ MIXED = {
 }
 
 
+def _num_alive_bytes(ref: weakref.ref[Tensor]) -> int:
+    return 0 if (tensor := ref()) is None else tensor.nbytes
+
+
 class Watched:
     """Gives out tensors one by one, and counts the bytes of those that are alive as it makes the next."""
 
@@ -39,7 +43,7 @@ class Watched:
             made = [torch.full(spec.shape, float(i))]
             self.num_made += 1
             self.alive.append(weakref.ref(made[0]))
-            self.most_bytes = max(self.most_bytes, sum(t.nbytes for ref in self.alive if (t := ref()) is not None))
+            self.most_bytes = max(self.most_bytes, sum(map(_num_alive_bytes, self.alive)))
             yield name, made.pop()
 
 
