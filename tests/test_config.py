@@ -165,7 +165,14 @@ def test_c52_an_unknown_section_is_refused() -> None:
         ),
         (
             {
-                "algo": {"kl": "k3", "kl_place": "loss", "kl_weight": 0.1, "kl_reference": "ema", "kl_ema_decay": 0.9},
+                "algo": {
+                    "kl": "k3",
+                    "kl_place": "loss",
+                    "kl_weight": 0.1,
+                    "kl_reference": "ema",
+                    "kl_ema_decay": 0.9,
+                    "regularize_without_signal": True,
+                },
                 "learner": {"lora": {"rank": 8}},
             },
             "kl_reference = ema with learner.lora.rank = 8: the reference is the model without its adapter",

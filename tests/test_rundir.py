@@ -225,7 +225,7 @@ def test_a_resume_with_another_adapter_than_that_of_the_checkpoint_is_refused(tm
     engine = config.run_dir / "checkpoints" / "checkpoint-0.3" / "engine"
     engine.mkdir(parents=True)
     write_layout(engine, Layout(1, 1))
-    with pytest.raises(CheckpointError, match=r"checkpoint-0.3: holds all weights .* rank = 8, alpha = 32 of all lin"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-0.3: holds all weights .*rank = 8, alpha = 32 of all lin"):
         prepare(load_run(config.run_dir, ["learner.lora.rank=8"]), resume=True, say=lambda line: None)
 
 

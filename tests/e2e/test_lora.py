@@ -28,6 +28,7 @@ def adapted(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         "learner.learning_rate": 2e-3,
         "algo.kl": "k3",
         "algo.kl_place": "loss",
+        "algo.regularize_without_signal": "true",
         "algo.kl_weight": 0.01,
         "algo.kl_reference": "fixed",
         "evaluation.num_problems": 8,

@@ -41,7 +41,14 @@ LEARNER = Learner(
 )
 RLOO = PRESETS["rloo"].recipe
 HELD = Recipe.model_validate(
-    RLOO.model_dump() | {"kl": "k3", "kl_place": "loss", "kl_weight": 0.5, "kl_reference": "fixed"}
+    RLOO.model_dump()
+    | {
+        "kl": "k3",
+        "kl_place": "loss",
+        "kl_weight": 0.5,
+        "kl_reference": "fixed",
+        "regularize_without_signal": True,
+    }
 )
 SEQUENCES = [[3, 1, 4, 1, 5, 9, 2, 6], [5, 3], [8, 9, 7, 9, 3]]
 pytestmark = pytest.mark.engine
