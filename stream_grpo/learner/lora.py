@@ -58,6 +58,8 @@ class LoraModel:
                     f"linear layer; name linear layers within the blocks, or none for all of them"
                 )
         model.eval()
+        # DeepSpeed leaves frozen weights out of checkpoints, but not a head that is the embedding under another name.
+        model.register_state_dict_post_hook(_without_frozen)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -84,6 +86,12 @@ class LoraModel:
         directory.mkdir(parents=True, exist_ok=True)
         self._config.save_pretrained(str(directory))
         write_tensors(directory / TENSORS_FILE, specs, ((name, tensors[name]) for name in specs))
+
+
+def _without_frozen(module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            state.pop(prefix + name, None)
 
 
 class BaseReference:
