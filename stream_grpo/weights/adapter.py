@@ -33,7 +33,9 @@ def merged(weight: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Te
     return torch.addmm(weight.float(), lora_b.float(), lora_a.float(), alpha=scaling).to(weight.dtype)
 
 
-def adapter_tensors(names: Iterable[str], base: Mapping[str, TensorSpec], rank: int) -> dict[str, TensorSpec]:
+def adapter_tensors(
+    names: Iterable[str], base: Mapping[str, TensorSpec], rank: int, source: str
+) -> dict[str, TensorSpec]:
     """What an adapter must hold that has tensors of these names: A and B of each layer, in the dtype of its base.
 
     Raises WeightsError for a name that is none of peft's, or of a layer that the base does not have as a matrix.
@@ -43,7 +45,7 @@ def adapter_tensors(names: Iterable[str], base: Mapping[str, TensorSpec], rank: 
         layer = name.removeprefix(PREFIX).removesuffix(LORA_A).removesuffix(LORA_B)
         spec = base.get(f"{layer}.weight")
         if name not in (PREFIX + layer + LORA_A, PREFIX + layer + LORA_B) or spec is None or len(spec.shape) != 2:
-            raise WeightsError(f"{name}: no adapter of a linear layer that the base has")
+            raise WeightsError(f"{source}: {name} is no adapter of a linear layer that the base has")
         num_out, num_in = spec.shape
         found[PREFIX + layer + LORA_A] = TensorSpec((rank, num_in), spec.dtype)
         found[PREFIX + layer + LORA_B] = TensorSpec((num_out, rank), spec.dtype)

@@ -97,7 +97,8 @@ class Subscriber:
             check_tensors(tensors, expected, source=str(folder))
             return Published(manifest, tensors)
         base = check_base(manifest.adapter, self._base, source=str(folder))
-        check_tensors(tensors, adapter_tensors(tensors, expected, manifest.adapter.rank), source=str(folder))
+        of_adapter = adapter_tensors(tensors, expected, manifest.adapter.rank, source=str(folder))
+        check_tensors(tensors, of_adapter, source=str(folder))
         return Published(manifest, base.merged(tensors, manifest.adapter.scaling))
 
     def _held_elsewhere(self, manifest: Manifest) -> dict[str, torch.Tensor]:

@@ -159,7 +159,8 @@ def adapter_of(setup: Setup) -> tuple[dict[str, Any], Setup]:
     import torch
 
     torch.manual_seed(3)
-    model, adapter = copy.deepcopy(setup.models[0]), {}
+    model = copy.deepcopy(setup.models[0])
+    adapter: dict[str, Any] = {}
     for layer in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"):
         weight = model.get_submodule(layer).weight
         a, b = 0.3 * torch.randn(2, weight.shape[1]), 0.3 * torch.randn(weight.shape[0], 2)
