@@ -20,6 +20,7 @@ from stream_grpo.config_alarms import Alarms
 from stream_grpo.config_cluster import Cluster, cluster_complaints
 from stream_grpo.config_environment import Environment
 from stream_grpo.config_http import Judge
+from stream_grpo.config_lora import Lora, lora_complaints
 from stream_grpo.config_rewards import Composition, Hidden, Name, Shaping, composition_complaints, sample_complaints
 
 ProblemField = Literal["prompt", "answer", "verifier", "problem_id", "domain", "source"]
@@ -255,6 +256,8 @@ class Learner(Section):
     """DeepSpeed ZeRO: what ranks cut up. 1: the optimizer's state; 2: gradients too; 3: weights too; 0: nothing."""
     num_ranks: int = Field(1, ge=1, le=1024)
     """Learner processes on CPU, `num_threads` each, among which every train batch is split."""
+    lora: Lora = Lora()
+    """A low-rank adapter in place of all weights, `[learner.lora]`."""
     collective_timeout_s: float = Field(600.0, gt=0)
     """A rank that keeps the others waiting for so long in one call ends them all; the error names it."""
     microbatch_tokens: int = Field(16384, ge=1)
@@ -367,6 +370,8 @@ class Weights(Section):
 
     keep_versions: int = Field(3, ge=2)
     """Published versions that stay on disk."""
+    publish: Literal["full", "changed"] = "full"
+    """`changed`: a version holds the tensors that differ from the version before, and names where the others are."""
     poll_interval_s: float = Field(0.01, gt=0)
     """How often a sampler looks for new weights."""
     on_update: Literal["keep", "finish", "restart"] = "keep"
@@ -657,6 +662,7 @@ def _stream_complaints(config: Config) -> Iterable[str]:
         )
     yield from _rank_complaints(config)
     yield from _critic_complaints(config)
+    yield from lora_complaints(learner.lora, kl_reference=config.algo.kl_reference, has_critic=config.algo.has_critic)
     num_sequences = stream.groups_per_step * config.sampler.group_size
     if learner.zero_stage == 3 and config.algo.kl_reference in ("refreshed", "ema"):
         yield (

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.config import Config
+from stream_grpo.config_lora import Lora
 from stream_grpo.errors import ConfigError
 from stream_grpo.files import read_object
 
@@ -73,7 +74,14 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
         {"num_workers", "step_timeout_s", "memory_limit_bytes", "max_retries", "max_errors_in_row", "max_waiting"}
     ),
     "weights": frozenset(
-        {"keep_versions", "poll_interval_s", "num_probe_sequences", "probe_mean_tolerance", "probe_max_tolerance"}
+        {
+            "keep_versions",
+            "publish",
+            "poll_interval_s",
+            "num_probe_sequences",
+            "probe_mean_tolerance",
+            "probe_max_tolerance",
+        }
     ),
     "evaluation": None,
     "cluster": None,
@@ -89,6 +97,7 @@ WHERE_USED: Mapping[str, Mapping[str, Any]] = {
         **dict.fromkeys(("gae_gamma", "gae_lambda", "gae_whiten", "value_clip", "critic_rate")),
     },
     "curator": {"start_from": None},
+    "learner": {"lora": Lora().model_dump(mode="json")},
 }
 """Choices that are in the record only where they are in use, with what they are where they are not: so the record of
 a run that knows nothing of them is that of one that does not use them."""

@@ -168,6 +168,7 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str, we
     from stream_grpo.sampler.process import SamplerProcess
     from stream_grpo.sampler.prompts import Prompts
     from stream_grpo.transport.channels import SamplerChannel
+    from stream_grpo.weights.adapter import Base
     from stream_grpo.weights.subscriber import Subscriber
 
     scoring = ComposedScoring(
@@ -184,7 +185,7 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str, we
         engine,
         channel,
         Curator(curator, name=sampler_id, keys=client_keys(config)),
-        Subscriber(config.run_dir / "weights"),
+        Subscriber(config.run_dir / "weights", Base(config.model.path, config.model.dtype)),
         prompts,
         scoring,
         heldout_evaluation(config, sampler_id, engine, channel, prompts, scoring),
@@ -344,7 +345,11 @@ def build_learner(config: Config, buffer: str, rendezvous: Path | None = None) -
         engine if crew is None else LeadEngine(engine, crew),
         step if crew is None else LeadStep(step, crew),
         LearnerChannel(connect(config, buffer, name="learner", peer="buffer")),
-        Publisher(config.run_dir / "weights", config.weights.keep_versions),
+        Publisher(
+            config.run_dir / "weights",
+            config.weights.keep_versions,
+            changed_alone=config.weights.publish == "changed",
+        ),
         MetricsLog(config.run_dir, "learner"),
     )
     return process if crew is None else Lead(process, crew)

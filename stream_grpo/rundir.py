@@ -29,6 +29,7 @@ from stream_grpo.files import read_object, replace_with, write_json
 from stream_grpo.guards import GUARDED, guarded_id, is_guarded
 from stream_grpo.identity import MANIFEST_FILE
 from stream_grpo.identity import differences as identity_differences
+from stream_grpo.learner.adapter_note import check_note
 from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_version, read_index
 from stream_grpo.learner.layout import Layout, check_layout
@@ -192,6 +193,7 @@ def _take_up(config: Config, say: Callable[[str], None]) -> None:
     if newest is not None:
         folder = config.run_dir / "checkpoints" / f"checkpoint-{newest}" / "engine"
         check_layout(folder, Layout(config.learner.num_ranks, config.learner.zero_stage))
+        check_note(folder, config.learner.lora)
     _number_texts(config, pool, say)
     after = resumed_manifest(manifest, now, from_step=newest.step if newest else 0)
     _say_what_is_optimised(after["identities"][len(manifest.get("identities", [])) - 1 :], say)

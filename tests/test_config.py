@@ -151,6 +151,32 @@ def test_c52_an_unknown_section_is_refused() -> None:
             "num_ranks = 2 with algo.advantage = gae: the critic is of one rank",
         ),
         ({"algo": {"preset": "ppo"}, "learner": {"zero_stage": 3}}, "use zero_stage = 2 or less"),
+        (
+            {"learner": {"lora": {"target_modules": ["q_proj"]}}},
+            "with learner.lora.rank = 0: without a rank there is no",
+        ),
+        (
+            {"learner": {"lora": {"rank": 8, "target_modules": ["lm_head"]}}},
+            "target_modules: 'lm_head' gets no adapter",
+        ),
+        (
+            {"algo": {"preset": "ppo"}, "learner": {"lora": {"rank": 8}}},
+            "rank = 8 with algo.advantage = gae: the critic",
+        ),
+        (
+            {
+                "algo": {
+                    "kl": "k3",
+                    "kl_place": "loss",
+                    "kl_weight": 0.1,
+                    "kl_reference": "ema",
+                    "kl_ema_decay": 0.9,
+                    "regularize_without_signal": True,
+                },
+                "learner": {"lora": {"rank": 8}},
+            },
+            "kl_reference = ema with learner.lora.rank = 8: the reference is the model without its adapter",
+        ),
         ({"algo": {"preset": "ppo"}, "stream": {"too_old": "baseline_only"}}, "too_old = baseline_only with algo.adv"),
         (
             {

@@ -102,6 +102,12 @@ def test_a_critic_and_an_earlier_run_are_in_the_record_where_there_is_one() -> N
     assert record(config(curator={"start_from": "runs/a"}))["curator"]["start_from"] == "runs/a"
 
 
+def test_an_adapter_is_in_the_record_where_there_is_one() -> None:
+    assert "lora" not in record()["learner"]
+    found = record(config(learner={"lora": {"rank": 8}}))["learner"]["lora"]
+    assert found == {"rank": 8, "alpha": 32.0, "target_modules": []}
+
+
 @pytest.mark.parametrize(
     "sections",
     [

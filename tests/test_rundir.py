@@ -220,6 +220,15 @@ def test_a_resume_with_other_ranks_than_those_of_the_checkpoint_is_refused(tmp_p
     assert (config.run_dir / "config.toml").read_text() == before
 
 
+def test_a_resume_with_another_adapter_than_that_of_the_checkpoint_is_refused(tmp_path: Path, model_dir: Path) -> None:
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+    engine = config.run_dir / "checkpoints" / "checkpoint-0.3" / "engine"
+    engine.mkdir(parents=True)
+    write_layout(engine, Layout(1, 1))
+    with pytest.raises(CheckpointError, match=r"checkpoint-0.3: holds all weights .*rank = 8, alpha = 32 of all lin"):
+        prepare(load_run(config.run_dir, ["learner.lora.rank=8"]), resume=True, say=lambda line: None)
+
+
 def test_report_c36_another_pool_is_refused_on_resume(tmp_path: Path, model_dir: Path) -> None:
     """Neither other files nor another pool in the place of the run's own is taken up without a word."""
     config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)

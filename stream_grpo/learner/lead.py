@@ -18,7 +18,7 @@ from stream_grpo.learner.batching import TrainBatch
 from stream_grpo.learner.crew import Crew
 from stream_grpo.learner.shares import shares, to_bytes
 from stream_grpo.types import RolloutGroup
-from stream_grpo.weights.manifest import Fingerprint
+from stream_grpo.weights.manifest import Adapter, Fingerprint, TensorSpec
 
 if TYPE_CHECKING:
     from stream_grpo.learner.engine import LearnerEngine
@@ -42,6 +42,15 @@ class LeadEngine:
         """As the engine's."""
         with self._with_whole_weights("fingerprints", sequences=_plain(sequences)):
             return self._engine.fingerprints(sequences)
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """As the engine's."""
+        return self._engine.adapter
+
+    def weight_specs(self) -> dict[str, TensorSpec]:
+        """As the engine's."""
+        return self._engine.weight_specs()
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """As the engine's. The other ranks give out their parts as this one asks for them."""

@@ -247,9 +247,15 @@ class LearnerProcess:
         if (earlier := self._probed) is not None:
             movement = gap(self._engine.probe_logprobs(earlier.sequences), earlier.logprobs).mean
         self._busy_s += self._clock() - begun
-        weights = self._engine.named_weights()
-        manifest = self._publisher.publish(self._version, self._branches.forks, weights, probe)
-        self._guard.published(self._version, manifest.sha256, movement)
+        manifest = self._publisher.publish(
+            self._version,
+            self._branches.forks,
+            self._engine.named_weights(),
+            probe,
+            specs=self._engine.weight_specs(),
+            adapter=self._engine.adapter,
+        )
+        self._guard.published(self._version, manifest.weights_sha256, movement)
         self._probed, self._published = probe, self._version
         self._publish_s += self._clock() - begun
         self._control.published()

@@ -49,6 +49,7 @@ from stream_grpo.sampler.prompts import end_token_ids, load_tokenizer
 from stream_grpo.sampler.weight_receiver import BACKEND, WorkerExtension, layout, map_memory, views
 from stream_grpo.types import Generation, GenerationRequest, PolicyVersion
 from stream_grpo.weights.manifest import Fingerprint, TensorSpec, model_tensors
+from stream_grpo.weights.tensors_file import spec_of
 
 _STEP_S = 0.02
 """The longest that `step` waits for a sequence to finish."""
@@ -167,15 +168,19 @@ class AsyncEngine:
     def apply_weights(self, named_tensors: Mapping[str, Any], version: PolicyVersion, *, recompute_kv: bool) -> float:
         """Replace the weights between two steps of the model; values are checked before (`weights.subscriber`).
 
-        Raises WeightsError: before anything has changed where names, shapes or dtypes are not those expected.
+        Raises WeightsError: before the model has changed where names, shapes or dtypes are not those expected.
         Where a worker fails later, its model is whole, but some of its layers may have the new weights.
         """
         started = time.perf_counter()
-        found = {n: TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in named_tensors.items()}
-        if wrong := sorted(name for name, _ in found.items() ^ self._expected.items()):
-            raise WeightsError(f"weights {version}: not the tensors of the model: {sorted(set(wrong))}")
-        for name, view in views(self._memory, self._slots).items():
-            view.copy_(named_tensors[name])
+        wrong = named_tensors.keys() ^ self._expected.keys()
+        for name, view in views(self._memory, self._slots).items() if not wrong else ():
+            tensor = named_tensors[name]  # once: it may be computed only now
+            if spec_of(tensor) == self._expected[name]:
+                view.copy_(tensor)
+            else:
+                wrong.add(name)
+        if wrong:
+            raise WeightsError(f"weights {version}: not the tensors of the model: {sorted(wrong)}")
         self._run(self._replace(version, recompute_kv))
         if not recompute_kv:
             self._kept_kv.add(str(version))
