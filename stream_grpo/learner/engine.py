@@ -1,4 +1,4 @@
-"""The learner's engine: a Hugging Face model under DeepSpeed. The one file that imports deepspeed.
+"""The learner's engine: a Hugging Face model under DeepSpeed.
 
 B sequences, T tokens, V vocabulary. One process is one rank; where a world of several has been joined (`crew`), all of
 them make the same calls. Forward, backward and update are what `train_step` asks for; the rest gives the weights out:
@@ -46,13 +46,12 @@ from stream_grpo.learner.forward import (
     shared_logits,
     with_fp32_head,
 )
-from stream_grpo.learner.layout import Layout, check_layout, write_layout
+from stream_grpo.learner.layout import STATE, UNIVERSAL, Layout, needs_conversion, write_layout
 from stream_grpo.learner.reference import Reference
 from stream_grpo.learner.shared_prompts import shared_prompts
 from stream_grpo.weights.fingerprint import Recorder, decoder_modules, starts
 from stream_grpo.weights.manifest import Fingerprint
 
-_TAG = "state"
 # Far above rounding, far below what another prompt in sight would do.
 _SHARED_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 _log = logging.getLogger(__name__)
@@ -240,7 +239,7 @@ class LearnerEngine:
 
         Every rank writes its own part.
         """
-        self._engine.save_checkpoint(str(directory), tag=_TAG, client_state={"learner": dict(state)})
+        self._engine.save_checkpoint(str(directory), tag=STATE, client_state={"learner": dict(state)})
         if self._rank == 0:
             write_layout(directory, self._layout)
             if self._reference is not None:
@@ -251,12 +250,18 @@ class LearnerEngine:
     def load(self, directory: Path) -> Mapping[str, Any]:
         """Restore what `save` wrote and return its state. The files are pickles: verify their hashes first.
 
-        Raises CheckpointError if the folder holds no such state, or one that is cut for other ranks.
+        Raises CheckpointError if the folder holds no such state, or one that is cut for other ranks (see `universal`).
         """
-        if not any((directory / _TAG).glob("*.pt")):
+        is_universal = (directory / UNIVERSAL).exists()
+        tag = UNIVERSAL if is_universal else STATE
+        if not any((directory / tag).glob("*.pt")):
             raise CheckpointError(f"{directory}: holds no state of the learner's engine")
-        check_layout(directory, self._layout)
-        path, client_state = self._engine.load_checkpoint(str(directory), tag=_TAG)
+        if not is_universal and needs_conversion(directory, self._layout):
+            raise CheckpointError(f"{directory}: cut for other ranks than {self._layout}, and not converted")
+        # Only while it loads: what is saved is never universal.
+        self._engine._config.load_universal_checkpoint = is_universal
+        path, client_state = self._engine.load_checkpoint(str(directory), tag=tag)
+        self._engine._config.load_universal_checkpoint = False
         if path is None:
             raise CheckpointError(f"{directory}: DeepSpeed found no state to load")
         if self._reference is not None:

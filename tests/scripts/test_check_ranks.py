@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts import check_ranks
+from stream_grpo.learner.layout import Layout
 
 
 @pytest.mark.engine
@@ -18,6 +19,27 @@ def test_two_ranks_make_of_recorded_batches_what_one_makes(tmp_path: Path) -> No
         assert found.loss_gap <= check_ranks.MAX_LOSS_GAP
         assert found.weight_gap <= check_ranks.MAX_WEIGHT_GAP
         assert found.is_resumed_exactly
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        [Layout(1, 1), Layout(2, 1), Layout(1, 1)],
+        [Layout(2, 2), Layout(1, 1), Layout(2, 2)],
+        [Layout(2, 3), Layout(1, 3), Layout(2, 3)],
+        [Layout(1, 0), Layout(2, 0), Layout(1, 0)],
+    ],
+)
+def test_a_run_goes_on_on_other_ranks_as_if_it_had_not_ended(tmp_path: Path, layouts: list[Layout]) -> None:
+    """Six batches, two on each; against one rank that makes all of them."""
+    config = check_ranks.small_config(tmp_path)
+    check_ranks.record(tmp_path / "batches", check_ranks.drawn(6), 6)
+    one = check_ranks.trained(tmp_path, config, Layout(1, 1))
+    found = check_ranks.compared(one, check_ranks.relayed(tmp_path, config, layouts))
+    assert found.loss_gap <= check_ranks.MAX_LOSS_GAP
+    assert found.weight_gap <= check_ranks.MAX_WEIGHT_GAP
 
 
 def test_what_is_recorded_is_read_back_step_by_step(tmp_path: Path) -> None:
