@@ -159,7 +159,9 @@ class Training:
             "pool.files": json.dumps([str(models / "pool.jsonl")]),
             "evaluation.files": json.dumps([str(models / "heldout.jsonl")]),
             "evaluation.num_problems": 0,
-            "evaluation.interval": 0,
+            "evaluation.interval": 10,
+            "evaluation.interval_problems": 8,
+            "evaluation.interval_samples": 1,
             "cluster.address": f"{node.address}:{PORT}",
             "cluster.node_root": folder / "node2",
             "sampler.num_samplers": 2,
@@ -249,7 +251,7 @@ def check(models: Path, folder: Path, num_steps: int, cut_s: float) -> dict[str,
         summary = json.loads((training.dir / "summary.json").read_text())
         refused = {
             part: next(line["wire_refused"] for line in reversed(training.lines("status")) if line["part"] == part)
-            for part in ("buffer", "curator")
+            for part in ("buffer", "curator", "weights")
         }
         found = {
             "steps": summary["steps"],
@@ -259,6 +261,7 @@ def check(models: Path, folder: Path, num_steps: int, cut_s: float) -> dict[str,
             "ledger_closes": summary["ledger_closes"],
             "lost_in_sampler": summary["lost_in_sampler"],
             "groups": summary["groups"],
+            "evaluations": len(training.lines("evaluation")),
             "restarts": training.output.count("starting it again"),
             "wire_refused": refused,
             "weights_pulled": sorted(path.name for path in (folder / "node2" / "r" / far / "weights").iterdir()),

@@ -516,7 +516,6 @@ def _complaints(config: Config) -> Iterable[str]:
         config.cluster,
         sampler_gpus=config.sampler.num_gpus,
         learner_gpus=config.learner.num_gpus,
-        evaluation_interval=config.evaluation.interval,
         evaluates_around=config.evaluation.is_around,
     )
     yield from _environment_complaints(config)

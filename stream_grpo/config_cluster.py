@@ -32,7 +32,7 @@ class Cluster(BaseModel):
 
 
 def cluster_complaints(
-    cluster: Cluster, *, sampler_gpus: float, learner_gpus: float, evaluation_interval: int, evaluates_around: bool
+    cluster: Cluster, *, sampler_gpus: float, learner_gpus: float, evaluates_around: bool
 ) -> Iterable[str]:
     """What cannot work together: the setting, its value, the reason, and what would be right."""
     for name in ("server_node", "node_root"):
@@ -55,11 +55,6 @@ def cluster_complaints(
         yield (
             f"cluster.node_root = {str(cluster.node_root)!r}: another node has no working directory of this command; "
             f"use an absolute path"
-        )
-    if cluster.node_root is not None and evaluation_interval:
-        yield (
-            f"evaluation.interval = {evaluation_interval} with cluster.node_root: the first sampler writes its "
-            f"evaluations into the run's folder, which other nodes do not see; use interval = 0, or share run.root"
         )
     if cluster.colocate and not (sampler_gpus > 0 and learner_gpus > 0 and sampler_gpus + learner_gpus <= 1):
         yield (

@@ -1,7 +1,8 @@
 """Which node each process goes to, as Ray placement groups: one for each role that has several. Pure.
 
 Buffer, curator and what gives out weights stand on the node of the command, or on `cluster.server_node`. The ranks of
-the learner keep together on the node of the command, where their files are. Samplers are spread, or packed.
+the learner keep together on the node of the command, where their files are. Samplers are spread, or packed; the first,
+where it evaluates during training and the others' nodes do not see the run's folder, is on the node of the command.
 """
 
 from __future__ import annotations
@@ -52,8 +53,16 @@ def groups(config: Config, home: str) -> dict[str, Group]:
     found = {LEARNER: Group(role=LEARNER, strategy="STRICT_PACK", bundles=tuple(ranks))}
     if num_samplers:
         strategy: Literal["PACK", "SPREAD"] = "PACK" if config.cluster.samplers == "pack" else "SPREAD"
-        found[SAMPLERS] = Group(role=SAMPLERS, strategy=strategy, bundles=(sampler,) * num_samplers)
+        samplers = [sampler] * num_samplers
+        if evaluates_at_home(config) and not config.cluster.colocate:
+            samplers[0] = sampler | {f"node:{home}": _PINNED}
+        found[SAMPLERS] = Group(role=SAMPLERS, strategy=strategy, bundles=tuple(samplers))
     return found
+
+
+def evaluates_at_home(config: Config) -> bool:
+    """Whether the first sampler has to be where the run's folder is, as its evaluations are written there."""
+    return config.cluster.node_root is not None and config.evaluation.interval > 0
 
 
 def place_of(config: Config, name: str) -> Place | None:
@@ -89,6 +98,8 @@ def sentences(config: Config) -> Iterator[str]:
     yield f"samplers: {sampler.num_samplers} x ({_each(config, 'sampler')}) {where}{workers}"
     if cluster.colocate:
         yield "the first sampler shares a GPU with the learner"
+    if evaluates_at_home(config) and not cluster.colocate:
+        yield "the first sampler, which evaluates during training, is on the node of the command"
     if cluster.node_root is not None:
         yield f"a sampler on another node keeps what it is sent in {cluster.node_root}"
 

@@ -237,8 +237,9 @@ class TrainingRun:
         if now < self._next_status_at:
             return
         self._next_status_at = now + STATUS_EVERY_S
+        servers = [name for name in ("buffer", "curator", "weights") if self._launcher.has(name)]
         statuses = {
-            name: self._launcher.status(name) for name in (*self._fleet.present, *self._ranks[1:], "buffer", "curator")
+            name: self._launcher.status(name) for name in (*self._fleet.present, *self._ranks[1:], *servers)
         }
         statuses["learner"] = self._launcher.status("learner")
         for name, status in statuses.items():

@@ -62,6 +62,17 @@ def test_with_colocation_the_first_sampler_is_in_the_bundle_of_the_learner() -> 
     assert groups(alone, HOME).keys() == {"learner"}
 
 
+def test_the_sampler_that_evaluates_is_where_the_folder_of_the_run_is() -> None:
+    away = {"address": "10.0.0.1:6379", "node_root": "/scratch"}
+    found = config(cluster=away, sampler={"num_samplers": 2}, evaluation={"interval": 25})
+    assert groups(found, HOME)["samplers"].bundles == ({"CPU": 1, "node:10.0.0.1": 0.001}, {"CPU": 1})
+    assert "the first sampler, which evaluates during training, is on the node of the command" in sentences(found)
+    # Where all nodes see the folder, and where nothing is evaluated, it may be anywhere.
+    shared = config(cluster={"address": "10.0.0.1:6379"}, sampler={"num_samplers": 2}, evaluation={"interval": 25})
+    never = config(cluster=away, sampler={"num_samplers": 2})
+    assert [groups(run, HOME)["samplers"].bundles for run in (shared, never)] == [({"CPU": 1},) * 2] * 2
+
+
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
@@ -71,10 +82,6 @@ def test_with_colocation_the_first_sampler_is_in_the_bundle_of_the_learner() -> 
         (
             {"cluster": {"address": "a:1", "node_root": "/scratch", "server_node": "10.0.0.2"}},
             "buffer and curator need the run's folder",
-        ),
-        (
-            {"cluster": {"address": "a:1", "node_root": "/scratch"}, "evaluation": {"interval": 25}},
-            "use interval = 0, or share run.root",
         ),
         ({"cluster": {"address": "a:1", "node_root": "scratch"}}, "use an absolute path"),
         ({"cluster": {"colocate": True}}, "the two are shares of one GPU"),
