@@ -254,7 +254,7 @@ class Learner(Section):
     zero_stage: Literal[0, 1, 2, 3] = 1
     """DeepSpeed ZeRO: what ranks cut up. 1: the optimizer's state; 2: gradients too; 3: weights too; 0: nothing."""
     num_ranks: int = Field(1, ge=1, le=1024)
-    """Learner processes on CPU, `num_threads` each, among which every train batch is split."""
+    """Learner processes, `num_threads` each, among which every train batch is split."""
     collective_timeout_s: float = Field(600.0, gt=0)
     """A rank that keeps the others waiting for so long in one call ends them all; the error names it."""
     microbatch_tokens: int = Field(16384, ge=1)
@@ -270,7 +270,7 @@ class Learner(Section):
     num_threads: int = Field(1, ge=1)
     """Compute threads on CPU."""
     num_gpus: float = Field(0, ge=0)
-    """GPUs of the learner, as Ray counts them; only with one rank."""
+    """GPUs of each rank, as Ray counts them; 0 or 1 with several ranks."""
     checkpoint_interval: int = Field(50, ge=1)
     """Learner steps between two checkpoints; the last step always makes one."""
     keep_checkpoints: int = Field(2, ge=1)
@@ -703,10 +703,10 @@ def _rank_complaints(config: Config) -> Iterable[str]:
             f"(stream.groups_per_step x sampler.group_size / learner.num_minibatches), and more ranks would have none; "
             f"use at most {num_sequences}"
         )
-    if learner.num_ranks > 1 and learner.num_gpus:
+    if learner.num_ranks > 1 and learner.num_gpus not in (0, 1):
         yield (
-            f"learner.num_ranks = {learner.num_ranks} with learner.num_gpus = {learner.num_gpus:g}: several ranks run "
-            f"on CPUs, from whose memory gloo sends; use num_gpus = 0, or num_ranks = 1"
+            f"learner.num_ranks = {learner.num_ranks} with learner.num_gpus = {learner.num_gpus:g}: NCCL wants one GPU "
+            f"for each rank; use num_gpus = 1, or 0 for ranks on CPUs"
         )
 
 

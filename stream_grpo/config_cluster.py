@@ -21,6 +21,8 @@ class Cluster(BaseModel):
     """Of a Ray cluster, as `10.0.0.1:6379`; None starts a local Ray that ends with the run."""
     samplers: Literal["spread", "pack"] = "spread"
     """Whether samplers are placed on as many nodes as there are, or on as few."""
+    learner: Literal["here", "pack", "spread"] = "here"
+    """Where learner.num_ranks are: on the node of the command, or over nodes that share run.root, as few or many."""
     server_node: str | None = None
     """IP of the node of buffer and curator, which must see the run's folder. None: the node of the command."""
     node_root: Path | None = None
@@ -41,6 +43,16 @@ def cluster_complaints(
                 f"cluster.{name} = {str(getattr(cluster, name))!r} without cluster.address: a local Ray has one node; "
                 f"name the cluster's address, or leave {name} out"
             )
+    if cluster.learner != "here" and cluster.address is None:
+        yield (
+            f"cluster.learner = {cluster.learner!r} without cluster.address: a local Ray has one node; name the "
+            f"cluster's address, or leave learner out"
+        )
+    if cluster.learner != "here" and cluster.node_root is not None:
+        yield (
+            f"cluster.learner = {cluster.learner!r} with cluster.node_root: every rank writes its part of a checkpoint "
+            f"into the run's folder, which other nodes do not see; share run.root, or use learner = 'here'"
+        )
     if cluster.address is not None and "://" in cluster.address:
         yield (
             f"cluster.address = {cluster.address!r}: the command itself must run on a node of the cluster, whose Ray "

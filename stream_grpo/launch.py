@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from stream_grpo import parts
+from stream_grpo import parts, placement
 from stream_grpo.config import Config
 from stream_grpo.errors import RankError, StallError, StreamGrpoError
 from stream_grpo.identity import MANIFEST_FILE
@@ -59,25 +59,30 @@ class Host:
             # Ray ends the actors of a driver that died; not at once, and not where Ray died too.
             end_with(home.pid)
         self._config = parts.away(config, name) if self._is_away else config
+        self._stop = threading.Event()
+        self._part: Any = None
+        self._loop: Future[Any] | None = None
         if self._is_away:
             _unpack(files, self._config.run_dir)
         log_dir = self._config.run_dir / "logs"
+        self._sees_folder = log_dir.is_dir()
+        if not self._sees_folder:
+            return  # `build` says so: what is raised here, Ray tells nobody
         become_part(self._config.run_dir)
         log = os.open(log_dir / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
         # Ctrl-C in a terminal reaches the whole group; the launcher alone decides who stops when.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._stop = threading.Event()
-        self._part: Any = None
-        self._loop: Future[Any] | None = None
 
     def build(self, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Build the part and say how it is reached, and under which process id it runs, where."""
+        node = ray.util.get_node_ip_address()
+        if not self._sees_folder:
+            raise StreamGrpoError(f"{self._config.run_dir}: not there on node {node}; all nodes must share run.root")
         # Who sees the run's folder reads weights there.
         chosen = {name: value for name, value in arguments.items() if name != "weights" or self._is_away}
         self._part = parts.BUILDERS[kind](self._config, **chosen)
-        node = ray.util.get_node_ip_address()
         return {"address": getattr(self._part, "address", ""), "pid": os.getpid(), "node": node}
 
     def run(self) -> Any:
@@ -195,8 +200,8 @@ class Launcher:
         self._log_dir = config.run_dir / "logs"
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._parts: dict[str, Placed] = {}
-        self._rendezvous: dict[str, Path] = {}
-        """Where the parts of a team find each other: a file that is new with every start of the team."""
+        self._rendezvous: dict[str, Path | str] = {}
+        """Where the parts of a team find each other, new with every start of it: a file, or over nodes HOST:PORT."""
         self._left: dict[str, list[dict[str, Any]]] = {}
         """Of the parts that have left, the last status of every incarnation."""
         self._ray: dict[str, int] = {}
@@ -216,6 +221,9 @@ class Launcher:
         self._start(self._parts[name])
 
     def _meet_anew(self, team: str) -> None:
+        if placement.spans_nodes(self._config):
+            self._rendezvous[team] = self._nodes.free_address()
+            return
         folder = self._config.run_dir / "ranks"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -401,13 +409,17 @@ class Launcher:
             kill(part.handle)
         if placed.team:
             # One that still writes a checkpoint must not meet its successor.
-            _await_end([part.pid for part in team if part.pid])
+            _await_end([part.pid for part in team if part.pid and self._is_here(part)])
             self._meet_anew(placed.team)
         for part in team:
             part.restarts_left -= 1
             part.earlier.append(part.last_status)
             part.last_status, part.asking, part.is_named, part.is_cut_off = {}, None, False, False
             self._start(part)
+
+    def _is_here(self, placed: Placed) -> bool:
+        """Whether its process is one of this machine."""
+        return self._config.cluster.address is None or self._nodes.is_home(placed.node)
 
     def _first_cause(self, team: Sequence[Placed], placed: Placed, error: RayError) -> tuple[Placed, RayError]:
         """Of a team the part that ended for a reason of its own: the others lost it, and may be heard of first."""

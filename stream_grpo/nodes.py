@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -56,6 +57,15 @@ class Nodes:
     @cached_property
     def _home_address(self) -> str:
         return next(address for address, name in self._addresses.items() if name == self.home.node_id)
+
+    def is_home(self, address: str) -> bool:
+        """Whether a node is that of the launcher, by its IP."""
+        return address == self._home_address
+
+    def free_address(self) -> str:
+        """HOST:PORT on the launcher's node, of a port that nobody listens on now."""
+        with socket.create_server((self._home_address, 0)) as server:
+            return f"{self._home_address}:{server.getsockname()[1]}"
 
     def bind(self) -> str:
         """Where a server listens: on the address that the cluster knows its node by, and on no other."""

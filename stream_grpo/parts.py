@@ -310,7 +310,7 @@ def learner_names(config: Config) -> list[str]:
     return ["learner", *(f"learner-{rank}" for rank in range(1, config.learner.num_ranks))]
 
 
-def learner_crew(config: Config, rank: int, rendezvous: Path) -> Crew:
+def learner_crew(config: Config, rank: int, rendezvous: Path | str) -> Crew:
     """A rank's place among all; returns once they are there."""
     from stream_grpo.learner.crew import Crew
 
@@ -324,10 +324,10 @@ def learner_crew(config: Config, rank: int, rendezvous: Path) -> Crew:
     )
 
 
-def build_learner(config: Config, buffer: str, rendezvous: Path | None = None) -> Part:
+def build_learner(config: Config, buffer: str, rendezvous: Path | str | None = None) -> Part:
     """The learner with its DeepSpeed engine; `buffer` is an address.
 
-    With several ranks this is the first, and `rendezvous` is the file where they find each other.
+    With several ranks this is the first, and `rendezvous` is where they find each other, as for a `Crew`.
     """
     from stream_grpo.learner.lead import Lead, LeadEngine, LeadStep
     from stream_grpo.learner.process import LearnerProcess
@@ -350,7 +350,7 @@ def build_learner(config: Config, buffer: str, rendezvous: Path | None = None) -
     return process if crew is None else Lead(process, crew)
 
 
-def build_follower(config: Config, rank: int, rendezvous: Path) -> Part:
+def build_follower(config: Config, rank: int, rendezvous: Path | str) -> Part:
     """A rank of the learner other than the first."""
     from stream_grpo.learner.follower import Follower
 

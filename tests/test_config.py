@@ -143,8 +143,8 @@ def test_c52_an_unknown_section_is_refused() -> None:
             "num_ranks = 9: an optimizer update has 8 sequences .* use at most 8",
         ),
         (
-            {"learner": {"num_ranks": 2, "num_gpus": 1}},
-            "num_gpus = 1: several ranks run on CPUs.* use num_gpus = 0",
+            {"learner": {"num_ranks": 2, "num_gpus": 0.5}},
+            "num_gpus = 0.5: NCCL wants one GPU for each rank; use num_gpus = 1, or 0",
         ),
         (
             {"algo": {"preset": "ppo"}, "learner": {"num_ranks": 2}},

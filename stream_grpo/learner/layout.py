@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from stream_grpo.files import read_object
 FILE = "layout.json"
 STATE, UNIVERSAL = "state", "universal"
 """Folders of the engine's state in a checkpoint: as its ranks wrote it, and by parameter, which any number loads."""
+SHOWN_S = 120.0
+"""How long a shared folder may take to show what another node has written."""
 _CRITIC = "critic"
 _CUT_ALIKE = ({1, 2}, {3})
 """Stages whose files can be cut anew for other ranks of the same."""
@@ -27,6 +30,29 @@ class Layout(NamedTuple):
 def write_layout(directory: Path, layout: Layout) -> None:
     """Note it beside the files."""
     (directory / FILE).write_text(json.dumps(layout._asdict()), encoding="utf-8")
+
+
+def await_parts(directory: Path, timeout_s: float = SHOWN_S) -> None:
+    """Return once the parts of all ranks are to be seen: a shared folder may show those of other nodes late.
+
+    Raises CheckpointError where one is not: the folder is not one and the same on all nodes.
+    """
+    layout = _layout_of(directory)
+    if layout is None or layout.zero_stage == 0:
+        return
+    kinds = ("optim", "model") if layout.zero_stage == 3 else ("optim",)
+    deadline = time.monotonic() + timeout_s
+    while missing := [
+        rank
+        for rank in range(layout.num_ranks)
+        if not all(any((directory / STATE).glob(f"*zero_pp_rank_{rank}_*{kind}_states.pt")) for kind in kinds)
+    ]:
+        if time.monotonic() > deadline:
+            raise CheckpointError(
+                f"{directory / STATE}: the parts of ranks {missing} are not to be seen {timeout_s:.0f} s after they were "
+                f"written; run.root has to be one shared folder on all nodes with ranks of the learner"
+            )
+        time.sleep(0.5)
 
 
 def needs_conversion(directory: Path, wanted: Layout) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.critic import FOLDER
-from stream_grpo.learner.layout import FILE, Layout, needs_conversion, write_layout
+from stream_grpo.learner.layout import FILE, STATE, Layout, await_parts, needs_conversion, write_layout
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,19 @@ def test_a_damaged_layout_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("[]")
     with pytest.raises(CheckpointError, match=FILE):
         needs_conversion(tmp_path, Layout(1, 1))
+
+
+def test_a_part_that_a_shared_folder_does_not_show_is_missed(tmp_path: Path) -> None:
+    (tmp_path / STATE).mkdir()
+    write_layout(tmp_path, Layout(2, 2))
+    (tmp_path / STATE / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
+    with pytest.raises(CheckpointError, match=r"the parts of ranks \[1\] are not to be seen .* run.root has to be one"):
+        await_parts(tmp_path, timeout_s=0)
+    (tmp_path / STATE / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").touch()
+    await_parts(tmp_path, timeout_s=0)
+    # With stage 3 each rank has written weights too, with stage 0 the first alone.
+    write_layout(tmp_path, Layout(2, 3))
+    with pytest.raises(CheckpointError, match=r"ranks \[0, 1\]"):
+        await_parts(tmp_path, timeout_s=0)
+    write_layout(tmp_path, Layout(2, 0))
+    await_parts(tmp_path, timeout_s=0)
