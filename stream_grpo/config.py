@@ -359,6 +359,8 @@ class Rewards(Section):
 class Weights(Section):
     """How new weights reach samplers, and how they are proved."""
 
+    transfer: Literal["files", "nccl"] = "files"
+    """How tensors come to samplers: as files, or from GPU to GPU through vLLM's weight transfer."""
     keep_versions: int = Field(3, ge=2)
     """Published versions that stay on disk."""
     poll_interval_s: float = Field(0.01, gt=0)
@@ -519,6 +521,29 @@ def _complaints(config: Config) -> Iterable[str]:
         evaluates_around=config.evaluation.is_around,
     )
     yield from _environment_complaints(config)
+    yield from _transfer_complaints(config)
+
+
+def _transfer_complaints(config: Config) -> Iterable[str]:
+    if config.weights.transfer != "nccl":
+        return
+    sampler, learner = config.sampler, config.learner
+    if sampler.num_gpus < 1 or learner.num_gpus < 1:
+        yield (
+            f"weights.transfer = nccl with sampler.num_gpus = {sampler.num_gpus:g} and learner.num_gpus = "
+            f"{learner.num_gpus:g}: NCCL goes from GPU to GPU, and wants one of its own at either end; use files, or "
+            f"num_gpus of 1 or more for both"
+        )
+    if sampler.engine != "async":
+        yield (
+            f"weights.transfer = nccl with sampler.engine = {sampler.engine}: vLLM's weight transfer is that of its "
+            f"AsyncLLM; use engine = 'async', or transfer = 'files'"
+        )
+    if config.cluster.node_root is not None:
+        yield (
+            "weights.transfer = nccl with cluster.node_root: manifests and probes go by files that all nodes see; "
+            "share run.root, or use transfer = 'files'"
+        )
 
 
 def _curator_complaints(curator: Curator) -> Iterable[str]:

@@ -242,8 +242,10 @@ class Launcher:
         arguments = dict(placed.arguments)
         if placed.address:
             arguments["bind"] = placed.address  # peers find a restarted server where it was
-        elif placed.kind in SERVERS and self._config.cluster.address:
+        elif self._config.cluster.address and placed.kind in SERVERS:
             arguments["bind"] = self._nodes.bind()
+        elif self._config.cluster.address and placed.kind == "learner":
+            arguments["bind"] = self._nodes.bind_at_home()
         if placed.team:
             arguments["rendezvous"] = self._rendezvous[placed.team]
         placed.running = None

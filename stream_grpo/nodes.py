@@ -71,6 +71,10 @@ class Nodes:
         """Where a server listens: on the address that the cluster knows its node by, and on no other."""
         return f"tcp://{self._config.cluster.server_node or self._home_address}:*"
 
+    def bind_at_home(self) -> str:
+        """The same of what always is on the launcher's node."""
+        return f"tcp://{self._home_address}:*"
+
     def strategy(self, name: str, kind: str, *, by_order: bool) -> Any:
         """How Ray is to place a part. Raises ConfigError where the cluster has no such node, or no room."""
         place = None if by_order else placement.place_of(self._config, name)

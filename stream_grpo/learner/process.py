@@ -27,6 +27,7 @@ from stream_grpo.transport.channels import LearnerChannel, Lease
 from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup, policy_age, spent_tokens
 from stream_grpo.weights.manifest import Probe
 from stream_grpo.weights.probe import gap
+from stream_grpo.weights.nccl_sender import NcclPublisher
 from stream_grpo.weights.publisher import Publisher
 
 if TYPE_CHECKING:  # the loop itself needs no DeepSpeed
@@ -44,7 +45,7 @@ class LearnerProcess:
         engine: LearnerEngine | LeadEngine,
         step: TrainStep | LeadStep,
         channel: LearnerChannel,
-        publisher: Publisher,
+        publisher: Publisher | NcclPublisher,
         metrics: MetricsLog,
         clock: Callable[[], float] = time.time,
     ) -> None:

@@ -45,5 +45,6 @@ def _convert(source: Path, target: Path) -> None:
             f"{source.parent.name}: DeepSpeed could not cut it anew for other ranks: {error!r}; go on with "
             f"learner.num_ranks and learner.zero_stage of the checkpoint"
         ) from error
-    for whole in source.glob("*.safetensors"):  # a reference that moves
-        shutil.copyfile(whole, target / whole.name)
+    for path in source.iterdir():  # what every rank reads whole, as a reference that moves
+        if path.is_file():
+            shutil.copyfile(path, target / path.name)
