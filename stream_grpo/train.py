@@ -25,8 +25,9 @@ from stream_grpo.files import read_object, write_json
 from stream_grpo.fleet import Fleet
 from stream_grpo.guards import alarms, guard_lines, judge, split
 from stream_grpo.heldout_tables import by_length, length_buckets, pass_at_powers, report_lines
-from stream_grpo.launch import Launcher, ray_session
+from stream_grpo.launch import Launcher
 from stream_grpo.learner.checkpoint import newest_version
+from stream_grpo.local_ray import ray_session
 from stream_grpo.metrics import MetricsLog, MetricsReader
 from stream_grpo.model_folder import unusable
 from stream_grpo.orders import Orders
