@@ -5,7 +5,7 @@
 
 Manifest, probe and version are files as ever; in place of the tensors lies their hash. A sampler has a group of its own
 with the learner, as vLLM's weight transfer makes it: one that comes, dies or hangs concerns nobody else. A version that
-a sampler holds stays in memory until it holds another. Not yet run on a GPU.
+a sampler holds stays in memory until it holds another, or has become too old. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import logging
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ HASH = "sha256"
 """The one tensor that is published as a file."""
 WIRE = {"packed": True, "packed_buffer_size_bytes": 256 << 20, "packed_num_buffers": 2}
 """What both sides have to agree on; tensors go in buffers of so many bytes."""
+KEPT = 4
+"""So many of the newest versions stay in memory while a sampler holds one; who has left would hold its last for ever."""
 _RECEIVE_S = 0.1
 _log = logging.getLogger(__name__)
 
@@ -124,17 +127,21 @@ class NcclSender:
         """`open_endpoint` joins a group as its rank 0, and returns once the sampler's workers are there too."""
         self._server, self._open, self._device = server, open_endpoint, device
         self._host = server.address.removeprefix("tcp://").rpartition(":")[0]
-        self._version: PolicyVersion | None = None
-        self._tensors: Mapping[str, torch.Tensor] = {}
+        # Replaced as one: the two are read in another thread.
+        self._newest: tuple[PolicyVersion | None, Mapping[str, torch.Tensor]] = (None, {})
+        self._recent: deque[Mapping[str, torch.Tensor]] = deque(maxlen=KEPT)
         self._lines: dict[bytes, _Line] = {}
         """By the connection of the sampler: one that is started again has another."""
         directory.mkdir(parents=True, exist_ok=True)
         replace_with(directory / ADDRESS_FILE, server.address.encode())
 
     def offer(self, version: PolicyVersion, tensors: Mapping[str, torch.Tensor]) -> None:
-        """From now on these are the newest; called from the learner's thread."""
-        self._tensors = tensors
-        self._version = version
+        """From now on these are the newest; called from the learner's thread. What is held for too long is let go."""
+        self._newest = (version, tensors)
+        self._recent.append(tensors)
+        for line in list(self._lines.values()):
+            if not any(line.held is recent for recent in self._recent):
+                line.held = {}
 
     def run(self, stop: threading.Event) -> None:
         """Answer until `stop` is set."""
@@ -156,17 +163,18 @@ class NcclSender:
 
     def _hold(self, request: Request) -> None:
         branch, step = request.message.fields["version"]
-        if PolicyVersion(branch, step) != self._version:
-            raise ValueError(f"the newest version is {self._version}")
+        newest, tensors = self._newest
+        if PolicyVersion(branch, step) != newest:
+            raise ValueError(f"the newest version is {newest}")
         if request.sender not in self._lines:
-            self._lines[request.sender] = _Line(self._tensors, Source(self._device))
-        self._lines[request.sender].held = self._tensors
+            self._lines[request.sender] = _Line(tensors, Source(self._device))
+        self._lines[request.sender].held = tensors
         self._server.reply(request, "held")
 
     def _receive(self, request: Request) -> None:
         fields, line = request.message.fields, self._lines.get(request.sender)
-        if line is None:
-            raise ValueError("nothing is held; ask for `hold` first")
+        if line is None or not line.held:
+            raise ValueError(f"nothing is held, or for more than {KEPT} versions; ask for `hold` first")
         asked = {name: TensorSpec(tuple(shape), dtype) for name, shape, dtype in fields["tensors"]}
         if wrong := sorted(name for name, _ in asked.items() ^ specs_of(line.held).items()):
             raise ValueError(f"not the tensors of the learner: {sorted(set(wrong))}")

@@ -16,7 +16,7 @@ from curator.wire import Client, Server
 from stream_grpo.errors import WeightsError
 from stream_grpo.types import PolicyVersion
 from stream_grpo.weights.manifest import Probe, TensorSpec
-from stream_grpo.weights.nccl_sender import NcclPublisher, NcclSender, Source
+from stream_grpo.weights.nccl_sender import KEPT, NcclPublisher, NcclSender, Source
 from stream_grpo.weights.nccl_subscriber import NcclSubscriber, RemoteWeights
 from stream_grpo.weights.publisher import Publisher
 
@@ -131,6 +131,15 @@ def test_what_is_held_stays_and_what_was_missed_gives_way_to_the_newest(
     assert init is not None
     assert torch.equal(groups.take(init["master_port"], ["a", "b"])["b"], torch.full((2, 3), 1.0))
     assert subscriber(tmp_path).read(PolicyVersion(0, 1), EXPECTED).manifest.version == PolicyVersion(0, 2)
+
+
+def test_what_a_sampler_that_left_holds_is_let_go(tmp_path: Path, learner: Learner) -> None:
+    learner.publish(1)
+    weights = remote(subscriber(tmp_path).read(PolicyVersion(0, 1), EXPECTED).tensors)
+    for step in range(2, KEPT + 2):
+        learner.publish(step)
+    with pytest.raises(WeightsError, match="nothing is held, or for more than 4 versions"):
+        weights.receive(1)
 
 
 def test_after_a_failure_the_next_try_has_another_group(tmp_path: Path, learner: Learner, groups: Groups) -> None:
