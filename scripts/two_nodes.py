@@ -144,7 +144,11 @@ def start_ray(first: Node, second: Node, folder: Path, *, spreads: bool) -> None
     head = ["--head", f"--port={PORT}", "--include-dashboard=false", f"--num-cpus={2 if spreads else 3}"]
     first.start([*ray, *head, f"--node-ip-address={first.address}"], folder / "ray1.log")
     wait("Ray's head", lambda: "Ray runtime started" in (folder / "ray1.log").read_text(), 120)
-    worker = [f"--address={first.address}:{PORT}", f"--num-cpus={2 if spreads else 1}", f"--node-ip-address={second.address}"]
+    worker = [
+        f"--address={first.address}:{PORT}",
+        f"--num-cpus={2 if spreads else 1}",
+        f"--node-ip-address={second.address}",
+    ]
     second.start([*ray, *worker], folder / "ray2.log")
     wait("Ray's second node", lambda: "Ray runtime started" in (folder / "ray2.log").read_text(), 120)
 

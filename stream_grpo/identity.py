@@ -70,7 +70,14 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
         {"num_workers", "step_timeout_s", "memory_limit_bytes", "max_retries", "max_errors_in_row", "max_waiting"}
     ),
     "weights": frozenset(
-        {"transfer", "keep_versions", "poll_interval_s", "num_probe_sequences", "probe_mean_tolerance", "probe_max_tolerance"}
+        {
+            "transfer",
+            "keep_versions",
+            "poll_interval_s",
+            "num_probe_sequences",
+            "probe_mean_tolerance",
+            "probe_max_tolerance",
+        }
     ),
     "evaluation": None,
     "cluster": None,

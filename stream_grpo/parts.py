@@ -354,9 +354,7 @@ def weights_subscriber(config: Config, sampler_id: str) -> Subscriber | NcclSubs
     return NcclSubscriber(directory, lambda address: connect(config, address, name=sampler_id, peer="learner"))
 
 
-def build_learner(
-    config: Config, buffer: str, rendezvous: Path | str | None = None, bind: str = LOOPBACK
-) -> Part:
+def build_learner(config: Config, buffer: str, rendezvous: Path | str | None = None, bind: str = LOOPBACK) -> Part:
     """The learner with its DeepSpeed engine; `buffer` is an address, `bind` where it gives weights out over NCCL.
 
     With several ranks this is the first, and `rendezvous` is where they find each other, as for a `Crew`.

@@ -1,9 +1,9 @@
 """Which node each process goes to, as Ray placement groups: one for each role that has several. Pure.
 
 Buffer, curator and what gives out weights stand on the node of the command, or on `cluster.server_node`. The ranks of
-the learner keep together on the node of the command, where their files are, or go over nodes that share these; the first
-is at home either way. Samplers are spread, or packed; the first,
-where it evaluates during training and the others' nodes do not see the run's folder, is on the node of the command.
+the learner keep together on the node of the command, where their files are, or go over nodes that share these; the
+first is at home either way. Samplers are spread, or packed. The first, where it evaluates during training and other
+nodes do not see the run's folder, is on the node of the command.
 """
 
 from __future__ import annotations

@@ -239,9 +239,7 @@ class TrainingRun:
             return
         self._next_status_at = now + STATUS_EVERY_S
         servers = [name for name in ("buffer", "curator", "weights") if self._launcher.has(name)]
-        statuses = {
-            name: self._launcher.status(name) for name in (*self._fleet.present, *self._ranks[1:], *servers)
-        }
+        statuses = {name: self._launcher.status(name) for name in (*self._fleet.present, *self._ranks[1:], *servers)}
         statuses["learner"] = self._launcher.status("learner")
         for name, status in statuses.items():
             # The account is the buffer's to tell; a part that is being built has nothing to tell.

@@ -49,9 +49,7 @@ def test_on_a_cluster_ranks_keep_together_and_samplers_are_spread() -> None:
 
 
 def test_ranks_go_over_nodes_where_asked_and_the_first_stays_with_the_command() -> None:
-    spread = config(
-        cluster={"address": "10.0.0.1:6379", "learner": "spread"}, learner={"num_ranks": 3, "num_gpus": 1}
-    )
+    spread = config(cluster={"address": "10.0.0.1:6379", "learner": "spread"}, learner={"num_ranks": 3, "num_gpus": 1})
     first, *others = groups(spread, HOME)["learner"].bundles
     assert first == {"CPU": 1, "GPU": 1, "node:10.0.0.1": 0.001}
     assert others == [{"CPU": 1, "GPU": 1}] * 2

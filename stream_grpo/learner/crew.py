@@ -44,7 +44,7 @@ class Crew:
     def __init__(
         self, rank: int, num_ranks: int, rendezvous: Path | str, *, timeout_s: float, idle_timeout_s: float
     ) -> None:
-        """Join: returns once all ranks are there. `rendezvous` is a file that no other crew uses, or rank 0's HOST:PORT.
+        """Join: returns once all ranks are there. `rendezvous` is a file of this crew alone, or HOST:PORT of rank 0.
 
         `timeout_s` bounds every call that all ranks make together, `idle_timeout_s` the wait for a command. Raises
         RankError naming who is missing.
@@ -195,7 +195,7 @@ class Crew:
         return f"rank {self.rank} of {self.num_ranks} in {name!r}: {cause}"
 
     def _who_left(self, others: Sequence[int]) -> dict[int, str]:
-        """Of the others those that noted that they left, and why. Without rank 0's store all but it have lost it too."""
+        """Of the others those that noted that they left, and why; where rank 0's store is gone, all but it have."""
         try:
             assert self._notes is not None
             return {r: self._notes.get(f"left/{r}").decode() for r in others if self._notes.check([f"left/{r}"])}

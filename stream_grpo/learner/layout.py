@@ -49,8 +49,8 @@ def await_parts(directory: Path, timeout_s: float = SHOWN_S) -> None:
     ]:
         if time.monotonic() > deadline:
             raise CheckpointError(
-                f"{directory / STATE}: the parts of ranks {missing} are not to be seen {timeout_s:.0f} s after they were "
-                f"written; run.root has to be one shared folder on all nodes with ranks of the learner"
+                f"{directory / STATE}: the parts of ranks {missing} are not to be seen {timeout_s:.0f} s after they "
+                f"were written; run.root has to be one shared folder on all nodes with ranks of the learner"
             )
         time.sleep(0.5)
 

@@ -40,7 +40,7 @@ def stores(rendezvous: Path | str, rank: int, num_ranks: int, timeout_s: float) 
     if rank == 0:
         # Torch itself would listen on all addresses.
         listening = socket.create_server((host, int(port))).detach()
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         host,
         int(port),
         num_ranks,
@@ -49,7 +49,7 @@ def stores(rendezvous: Path | str, rank: int, num_ranks: int, timeout_s: float) 
         wait_for_workers=False,
         master_listen_fd=listening,
     )
-    return Stores(dist.PrefixStore("meeting", store), dist.PrefixStore("notes", store))
+    return Stores(*(dist.PrefixStore(name, store) for name in Stores._fields))  # type: ignore[attr-defined]
 
 
 def interface_of(address: str) -> str:
@@ -64,8 +64,7 @@ def _own_address(host: str) -> str:
     """This machine's address on the way to a host. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
-        address: str = probe.getsockname()[0]
-        return address
+        return str(probe.getsockname()[0])
 
 
 def _files(path: str, num_ranks: int) -> Any:

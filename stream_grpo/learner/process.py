@@ -26,8 +26,8 @@ from stream_grpo.metrics import MetricsLog
 from stream_grpo.transport.channels import LearnerChannel, Lease
 from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup, policy_age, spent_tokens
 from stream_grpo.weights.manifest import Probe
-from stream_grpo.weights.probe import gap
 from stream_grpo.weights.nccl_sender import NcclPublisher
+from stream_grpo.weights.probe import gap
 from stream_grpo.weights.publisher import Publisher
 
 if TYPE_CHECKING:  # the loop itself needs no DeepSpeed

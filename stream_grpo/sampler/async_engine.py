@@ -287,9 +287,7 @@ class AsyncEngine:
             await self._llm.abort([request.internal_id for request in requests], internal=True)
             await asyncio.wait([request.output for request in requests])
 
-    async def _replace(
-        self, version: PolicyVersion, recompute_kv: bool, remote: RemoteWeights | None = None
-    ) -> None:
+    async def _replace(self, version: PolicyVersion, recompute_kv: bool, remote: RemoteWeights | None = None) -> None:
         await self._llm.pause_generation(mode="keep", clear_cache=recompute_kv)
         try:
             await self._transfer(version, remote)

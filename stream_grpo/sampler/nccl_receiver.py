@@ -1,6 +1,6 @@
-"""The worker's side of `weights.transfer = "nccl"`: vLLM's own receiver, in one call. vLLM loads it in GPU workers alone.
+"""The worker's side of `weights.transfer = "nccl"`: vLLM's own receiver, in one call.
 
-Not yet run on a GPU.
+vLLM loads it in the workers of such a run alone. Not yet run on a GPU.
 """
 
 from __future__ import annotations

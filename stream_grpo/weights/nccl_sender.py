@@ -36,7 +36,7 @@ HASH = "sha256"
 WIRE = {"packed": True, "packed_buffer_size_bytes": 256 << 20, "packed_num_buffers": 2}
 """What both sides have to agree on; tensors go in buffers of so many bytes."""
 KEPT = 4
-"""So many of the newest versions stay in memory while a sampler holds one; who has left would hold its last for ever."""
+"""So many of the newest versions stay in memory where a sampler holds one: who has left would hold its for ever."""
 _RECEIVE_S = 0.1
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class NcclPublisher:
         digest = hashlib.sha256()
         for name in sorted(tensors):
             digest.update(name.encode())
-            digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy())
+            digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
         hashed = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
         return self._publisher.publish(version, forks, {HASH: hashed}, probe)
 

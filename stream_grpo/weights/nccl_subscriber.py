@@ -65,7 +65,8 @@ class NcclSubscriber:
     def __init__(self, directory: Path, connect: Callable[[str], Client]) -> None:
         """`connect` gives a client of the learner at an address."""
         self._files, self._directory, self._connect = Subscriber(directory), directory, connect
-        self._address, self._client = "", None
+        self._address = ""
+        self._client: Client | None = None
         self._weights: RemoteWeights | None = None
 
     def newest(self) -> PolicyVersion | None:
@@ -90,7 +91,8 @@ class NcclSubscriber:
             assert self._client is not None
             is_broken = self._weights is None or self._weights.is_broken
             self._weights = RemoteWeights(self._client, expected, anew=is_broken)
-            return Published(manifest, self._weights)  # type: ignore[arg-type]
+            tensors: Any = self._weights
+            return Published(manifest, tensors)
         raise WeightsError(f"weights {version}: {refused}")
 
     def _hold(self, manifest: Manifest) -> None:

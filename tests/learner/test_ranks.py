@@ -188,5 +188,5 @@ def test_the_first_rank_is_named_also_where_the_store_goes_with_it(tmp_path: Pat
 
 def test_ranks_that_meet_at_a_port_speak_by_the_interface_of_its_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
-    with pytest.raises(ValueError, match="192.0.2.1: no network interface of this machine"):
+    with pytest.raises(ValueError, match=r"192\.0\.2\.1: no network interface of this machine"):
         interface_of("192.0.2.1")  # an address kept for documents
