@@ -3,8 +3,8 @@
 The batches are those of a run, read from its journal step by step, or without `--run` drawn from a seed for a small
 random Llama. Each case is a world of real processes under DeepSpeed in fp32. Goals: the loss of every step within 1e-5
 of that on one rank, every weight within 1e-4 at the end, and a checkpoint after which the steps are made again bit for
-bit. With `--resume-on N` a third of the steps each is made on `--ranks`, on N and on `--ranks` again, from checkpoint to
-checkpoint; the same goals for losses and weights. Exit code 1 where one is missed.
+bit. With `--resume-on N` a third of the steps each is made on `--ranks`, on N and on `--ranks` again, from one
+checkpoint to the next; the same goals for losses and weights. Exit code 1 where one is missed.
 """
 
 from __future__ import annotations

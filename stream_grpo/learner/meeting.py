@@ -56,7 +56,7 @@ def interface_of(address: str) -> str:
     """The network interface of this machine with an IP. Raises ValueError where none has it."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(found.address == address for found in addresses):
-            return name
+            return str(name)
     raise ValueError(f"{address}: no network interface of this machine has this address")
 
 
