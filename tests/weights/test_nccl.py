@@ -190,7 +190,8 @@ def test_the_engine_joins_receives_and_says_which_worker_failed(
         """vLLM's front end, whose workers take tensors out of the queue of their group."""
 
         def __init__(self) -> None:
-            self.port, self.weights, self.calls, self.error = 0, dict[str, torch.Tensor](), list[str](), None
+            self.port, self.weights, self.calls = 0, dict[str, torch.Tensor](), list[str]()
+            self.error: str | None = None
 
         async def init_weight_transfer_engine(self, request: Any) -> None:
             self.port = request.init_info["master_port"]
