@@ -75,6 +75,7 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
     ),
     "weights": frozenset(
         {
+            "transfer",
             "keep_versions",
             "publish",
             "poll_interval_s",

@@ -32,7 +32,7 @@ from stream_grpo.identity import differences as identity_differences
 from stream_grpo.learner.adapter_note import check_note
 from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_version, read_index
-from stream_grpo.learner.layout import Layout, check_layout
+from stream_grpo.learner.layout import Layout, needs_conversion
 from stream_grpo.lifetime import wait_for_parts
 from stream_grpo.model_folder import model_config, unusable, vocab_size
 from stream_grpo.parts import GUARDS_FILE, HELDOUT_FILE, INTERVAL_HELDOUT_FILE
@@ -192,8 +192,10 @@ def _take_up(config: Config, say: Callable[[str], None]) -> None:
     newest = newest_version(config.run_dir / "checkpoints")
     if newest is not None:
         folder = config.run_dir / "checkpoints" / f"checkpoint-{newest}" / "engine"
-        check_layout(folder, Layout(config.learner.num_ranks, config.learner.zero_stage))
+        layout = Layout(config.learner.num_ranks, config.learner.zero_stage)
         check_note(folder, config.learner.lora)
+        if needs_conversion(folder, layout):
+            say(f"checkpoint-{newest} is of other ranks, and cut anew for {layout.num_ranks} before the first step")
     _number_texts(config, pool, say)
     after = resumed_manifest(manifest, now, from_step=newest.step if newest else 0)
     _say_what_is_optimised(after["identities"][len(manifest.get("identities", [])) - 1 :], say)

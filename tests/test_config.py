@@ -143,8 +143,22 @@ def test_c52_an_unknown_section_is_refused() -> None:
             "num_ranks = 9: an optimizer update has 8 sequences .* use at most 8",
         ),
         (
-            {"learner": {"num_ranks": 2, "num_gpus": 1}},
-            "num_gpus = 1: several ranks run on CPUs.* use num_gpus = 0",
+            {"learner": {"num_ranks": 2, "num_gpus": 0.5}},
+            "num_gpus = 0.5: NCCL wants one GPU for each rank; use num_gpus = 1, or 0",
+        ),
+        ({"weights": {"transfer": "nccl"}}, "NCCL goes from GPU to GPU.* use files, or num_gpus of 1"),
+        (
+            {"weights": {"transfer": "nccl"}, "learner": {"num_gpus": 1}, "sampler": {"num_gpus": 1}},
+            "transfer = nccl with sampler.engine = in_process: .* use engine = 'async'",
+        ),
+        (
+            {
+                "weights": {"transfer": "nccl"},
+                "learner": {"num_gpus": 1},
+                "sampler": {"num_gpus": 1, "engine": "async"},
+                "cluster": {"address": "a:1", "node_root": "/scratch"},
+            },
+            "transfer = nccl with cluster.node_root: manifests and probes go by files",
         ),
         (
             {"algo": {"preset": "ppo"}, "learner": {"num_ranks": 2}},

@@ -208,16 +208,25 @@ def test_a_resume_with_another_model_is_refused(tmp_path: Path, model_dir: Path)
         prepare(config, resume=True, say=lambda line: None)
 
 
-def test_a_resume_with_other_ranks_than_those_of_the_checkpoint_is_refused(tmp_path: Path, model_dir: Path) -> None:
+def test_a_resume_with_other_ranks_is_said_and_with_another_kind_of_stage_refused(
+    tmp_path: Path, model_dir: Path
+) -> None:
     config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
-    before = (config.run_dir / "config.toml").read_text()
     engine = config.run_dir / "checkpoints" / "checkpoint-0.3" / "engine"
     engine.mkdir(parents=True)
     write_layout(engine, Layout(1, 1))
     prepare(load_run(config.run_dir), resume=True, say=lambda line: None)
-    with pytest.raises(CheckpointError, match=r"checkpoint-0.3: .* num_ranks = 2 and zero_stage = 1 are set"):
-        prepare(load_run(config.run_dir, ["learner.num_ranks=2"]), resume=True, say=lambda line: None)
+    before = (config.run_dir / "config.toml").read_text()
+    with pytest.raises(CheckpointError, match=r"checkpoint-0.3: .* num_ranks = 2 and zero_stage = 3 are set"):
+        prepare(
+            load_run(config.run_dir, ["learner.num_ranks=2", "learner.zero_stage=3"]),
+            resume=True,
+            say=lambda line: None,
+        )
     assert (config.run_dir / "config.toml").read_text() == before
+    said: list[str] = []
+    prepare(load_run(config.run_dir, ["learner.num_ranks=2"]), resume=True, say=said.append)
+    assert "checkpoint-0.3 is of other ranks, and cut anew for 2 before the first step" in said
 
 
 def test_a_resume_with_another_adapter_than_that_of_the_checkpoint_is_refused(tmp_path: Path, model_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""The learner's engine: a Hugging Face model under DeepSpeed. The one file that imports deepspeed.
+"""The learner's engine: a Hugging Face model under DeepSpeed.
 
 B sequences, T tokens, V vocabulary. One process is one rank; where a world of several has been joined (`crew`), all of
 them make the same calls. Forward, backward and update are what `train_step` asks for; the rest gives the weights out:
@@ -37,7 +37,7 @@ from stream_grpo.learner.adapter_note import check_note, write_note
 from stream_grpo.learner.critic import Critic, ValueNet
 from stream_grpo.learner.forward import PLAIN, Distribution, LanguageModel, Shared, has_windows, logits
 from stream_grpo.learner.head import can_be_asked, with_fp32_head
-from stream_grpo.learner.layout import Layout, check_layout, write_layout
+from stream_grpo.learner.layout import STATE, UNIVERSAL, Layout, needs_conversion, write_layout
 from stream_grpo.learner.recompute import recompute_activations
 from stream_grpo.learner.reference import Reference
 from stream_grpo.learner.rows import pack
@@ -50,7 +50,6 @@ from stream_grpo.weights.tensors_file import in_file_order, spec_of, write_tenso
 if TYPE_CHECKING:
     from stream_grpo.learner.lora import BaseReference, LoraModel
 
-_TAG = "state"
 _LOGIT_BYTES = 4  # in float32
 _log = logging.getLogger(__name__)
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
@@ -267,7 +266,7 @@ class LearnerEngine:
         """
         self._engine.save_checkpoint(
             str(directory),
-            tag=_TAG,
+            tag=STATE,
             client_state={"learner": dict(state)},
             exclude_frozen_parameters=self._lora is not None,
         )
@@ -282,16 +281,22 @@ class LearnerEngine:
     def load(self, directory: Path) -> Mapping[str, Any]:
         """Restore what `save` wrote and return its state. The files are pickles: verify their hashes first.
 
-        Raises CheckpointError if the folder holds no such state, or one that is cut for other ranks.
+        Raises CheckpointError if the folder holds no such state, or one that is cut for other ranks (see `universal`).
         """
-        if not any((directory / _TAG).glob("*.pt")):
+        is_universal = (directory / UNIVERSAL).exists()
+        tag = UNIVERSAL if is_universal else STATE
+        if not any((directory / tag).glob("*.pt")):
             raise CheckpointError(f"{directory}: holds no state of the learner's engine")
-        check_layout(directory, self._layout)
+        if not is_universal and needs_conversion(directory, self._layout):
+            raise CheckpointError(f"{directory}: cut for other ranks than {self._layout}, and not converted")
         check_note(directory, self._learner.lora)
+        # Only while it loads: what is saved is never universal.
+        self._engine._config.load_universal_checkpoint = is_universal
         # Beside an adapter the frozen weights are not in it.
         path, client_state = self._engine.load_checkpoint(
-            str(directory), tag=_TAG, load_module_strict=self._lora is None
+            str(directory), tag=tag, load_module_strict=self._lora is None
         )
+        self._engine._config.load_universal_checkpoint = False
         if path is None:
             raise CheckpointError(f"{directory}: DeepSpeed found no state to load")
         if self._reference is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from stream_grpo.algo.statistics import Statistics
 from stream_grpo.learner.batching import TrainBatch
 from stream_grpo.learner.crew import Crew
+from stream_grpo.learner.layout import await_parts
 from stream_grpo.learner.shares import shares, to_bytes
 from stream_grpo.types import RolloutGroup
 from stream_grpo.weights.manifest import Adapter, Fingerprint, TensorSpec
@@ -62,6 +63,7 @@ class LeadEngine:
         with self._together("save", directory=str(directory), state=dict(state)):
             self._engine.save(directory, state)
             self._crew.meet()
+            await_parts(directory)
 
     def load(self, directory: Path) -> Mapping[str, Any]:
         """As the engine's. The other ranks restore their steps too."""

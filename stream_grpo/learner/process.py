@@ -20,10 +20,13 @@ from stream_grpo.learner.checkpoint import newest_complete, oldest_kept, prune, 
 from stream_grpo.learner.control import Controller
 from stream_grpo.learner.figures import CameIn, came_in, figures_of_batch, figures_of_groups, shares_between
 from stream_grpo.learner.guard import Guard
+from stream_grpo.learner.layout import Layout
+from stream_grpo.learner.universal import ENGINE, fitting
 from stream_grpo.metrics import MetricsLog
 from stream_grpo.transport.channels import LearnerChannel, Lease
 from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup, policy_age, spent_tokens
 from stream_grpo.weights.manifest import Probe
+from stream_grpo.weights.nccl_sender import NcclPublisher
 from stream_grpo.weights.probe import gap
 from stream_grpo.weights.publisher import Publisher
 
@@ -42,7 +45,7 @@ class LearnerProcess:
         engine: LearnerEngine | LeadEngine,
         step: TrainStep | LeadStep,
         channel: LearnerChannel,
-        publisher: Publisher,
+        publisher: Publisher | NcclPublisher,
         metrics: MetricsLog,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -104,7 +107,8 @@ class LearnerProcess:
         fork = PolicyVersion(0, 0)
         if path is not None:
             fork = verify(path).version
-            state = self._engine.load(path / "engine")
+            learner = self._config.learner
+            state = self._engine.load(fitting(path, Layout(learner.num_ranks, learner.zero_stage)))
             self._step.restore(state)
             self._control.restore(state.get("control", {}))
             self._step.rate_scale = self._control.settings.learning_rate_scale
@@ -272,7 +276,7 @@ class LearnerProcess:
         state = self._step.state()
         if self._control.is_enabled:
             state["control"] = self._control.state()
-        write_checkpoint(self._checkpoints, self._version, lambda path: self._engine.save(path / "engine", state))
+        write_checkpoint(self._checkpoints, self._version, lambda path: self._engine.save(path / ENGINE, state))
         self._newest_checkpoint = self._version
         prune(self._checkpoints, self._config.learner.keep_checkpoints)
         oldest = oldest_kept(self._checkpoints)

@@ -223,4 +223,12 @@ LEARNER = figures(
     """,
 )
 
-STATUS = (*SAMPLER, *BUFFER, *CURATOR, *LEARNER)
+WEIGHTS = figures(
+    "weights",
+    """
+    bytes_given | bytes | of weights, to samplers that do not see the run's folder, in all
+    wire_refused/* | | by its socket: malformed and oversized messages, connections of strangers
+    """,
+)
+
+STATUS = (*SAMPLER, *BUFFER, *CURATOR, *LEARNER, *WEIGHTS)

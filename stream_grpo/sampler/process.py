@@ -44,6 +44,7 @@ from stream_grpo.sampler.update import Updater
 from stream_grpo.transport.channels import SamplerChannel
 from stream_grpo.transport.codec import decode_group
 from stream_grpo.types import Decision, EndReason, Generation, PolicyVersion, RewardResult, RolloutGroup, Ticket
+from stream_grpo.weights.nccl_subscriber import NcclSubscriber
 from stream_grpo.weights.subscriber import Subscriber
 
 _IDLE_WAIT_S = 0.005
@@ -66,7 +67,7 @@ class SamplerProcess:
         engine: Engine,
         buffer: SamplerChannel,
         curator: Curator,
-        subscriber: Subscriber,
+        subscriber: Subscriber | NcclSubscriber,
         prompts: Prompts,
         scoring: Scoring,
         heldout: HeldoutEvaluation,
