@@ -200,8 +200,10 @@ def compare(
     resume_on: int | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[int, Compared]:
-    """Each stage on so many ranks, or on these and others by turns, against stage 1 on one; `settings` are other ones of
-    the learner on several."""
+    """Each stage on so many ranks, or on these and others by turns, against stage 1 on one.
+
+    `settings`: other ones of the learner, where there are several ranks.
+    """
     one = trained(root, config, Layout(1, 1))
     found = {}
     for stage in stages:

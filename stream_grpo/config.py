@@ -552,8 +552,8 @@ def _transfer_complaints(config: Config) -> Iterable[str]:
         )
     if learner.lora.rank:
         yield (
-            f"weights.transfer = nccl with learner.lora.rank = {learner.lora.rank}: an adapter is small, and samplers add "
-            f"it to their own model folder; use transfer = 'files'"
+            f"weights.transfer = nccl with learner.lora.rank = {learner.lora.rank}: an adapter is small, and samplers "
+            f"add it to their own model folder; use transfer = 'files'"
         )
     if config.weights.publish == "changed":
         yield (

@@ -125,8 +125,8 @@ def rank_bytes(
     """What a rank holds in a step with microbatches of `num_tokens`. A critic is of one rank, and as large as P.
 
     `logits_bytes`: of the logits that exist at once; None: all. `recomputes`: of each layer the input alone is kept,
-    and one layer at a time is computed again. With `num_adapted` parameters of an adapter these alone have gradients and
-    an optimizer, and the reference is there.
+    and one layer at a time is computed again. With `num_adapted` parameters of an adapter these alone have gradients
+    and an optimizer, and the reference is there.
     """
     parameters = shape.num_parameters + num_adapted
     trained = num_adapted or parameters

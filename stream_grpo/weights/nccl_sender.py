@@ -89,7 +89,10 @@ class NcclPublisher:
         specs: Mapping[str, TensorSpec] | None = None,
         adapter: Adapter | None = None,
     ) -> Manifest:
-        """As the publisher's; all tensors are in memory, since samplers are sent them. The hash in the manifest tells versions apart; the probe alone proves what arrives."""
+        """As the publisher's; all tensors stay in memory, since samplers are sent them.
+
+        The hash in the manifest tells versions apart; the probe alone proves what arrives.
+        """
         if adapter is not None:
             raise WeightsError(f"weights {version}: an adapter does not go over NCCL")
         tensors = dict(named_tensors)
