@@ -290,10 +290,13 @@ class LearnerProcess:
 
 
 def _tokens_by_fate(group: RolloutGroup, is_trained: Callable[[Rollout], bool]) -> dict[str, int]:
-    """Sampled tokens of the rollouts that entered the loss, of those in the baseline alone, and of those in neither."""
+    """Sampled tokens of the rollouts that entered the loss, of those in the baseline alone, and of those in neither.
+
+    The trunk of a branching group is of neither, whatever became of its rollout.
+    """
     valid = [rollout for rollout in group.rollouts if rollout.valid]
-    num_valid = sum(r.num_sampled_tokens for r in valid)
-    num_trained = sum(r.num_sampled_tokens for r in valid if is_trained(r))
+    num_valid = sum(r.num_target_tokens for r in valid)
+    num_trained = sum(r.num_target_tokens for r in valid if is_trained(r))
     masked = group.num_sampled_tokens - num_valid
     return {"trained": num_trained, "baseline_only": num_valid - num_trained, "masked": masked}
 
