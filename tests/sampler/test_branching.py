@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -50,13 +51,15 @@ class Choosing(Acting):
         return (*encode(self._choose(request, decode(request.prompt_ids))), END)
 
 
-def group_of(num_trunk: int, size: int = 4, name: str = "g", max_new_tokens: int = 100) -> list[GenerationRequest]:
+def group_of(
+    num_trunk: int, size: int = 4, name: str = "g", *, max_new_tokens: int = 100, seed: int = 7
+) -> list[GenerationRequest]:
     episode = Episode(group=name, seed=3, problem=PROBLEM, num_trunk_actions=num_trunk)
     return [
         GenerationRequest(
             request_id=f"{name}/{i}",
             prompt_ids=encode("?"),
-            seed=rollout_seed(7, i),
+            seed=rollout_seed(seed, i),
             max_new_tokens=max_new_tokens,
             episode=episode,
         )
@@ -232,6 +235,26 @@ def test_advantages_are_those_of_the_second_action_alone() -> None:
     # Scores of single actions are those of what is compared: that of the door is of nobody's choice.
     assert [[step.score for step in rollout.reward.steps] for rollout in rollouts] == [[2.0], [0.0], [4.0], [6.0]]
     assert all(r.reward.steps[0].end == len(r.token_ids) - r.num_prompt_tokens for r in rollouts)
+
+
+@pytest.mark.parametrize(("num_trunk", "expected", "error"), [(0, 3.6875, 0.12), (1, 0.625, 0.03)])
+def test_what_came_before_the_decision_is_no_part_of_the_variance(
+    num_trunk: int, expected: float, error: float
+) -> None:
+    # Left or right, then 3 or 4, each in half of all cases: 6 or 8 (mean 7, variance 1) behind the left door, 3 or 4
+    # (mean 3.5, variance 1/4) behind the right one. E[Var(R | h)] = 0.625 and Var(E[R | h]) = 1.75^2 = 3.0625.
+    def choose(request: GenerationRequest, history: str) -> str:
+        return random.Random(request.seed).choice(("3", "4") if "open" in history else ("left", "right"))
+
+    num_groups, size = 400, 4
+    requests = [one for n in range(num_groups) for one in group_of(num_trunk, size, f"g{n}", seed=n)]
+    made = around(Choosing(choose, num_slots=10_000), Inside(f"{WORLDS}.TwoSteps"))
+    found = by_name(all_of(made, requests))
+    scores = [trajectory_of(found[request.request_id]).scores[0] for request in requests]
+    variances = np.var(np.reshape(scores, (num_groups, size)), axis=1, ddof=1)
+    assert variances.mean() == pytest.approx(expected, abs=3 * error)
+    # The error that the tolerance is made of.
+    assert variances.std() / np.sqrt(num_groups) < 1.1 * error
 
 
 def _small_ids(group: RolloutGroup) -> RolloutGroup:
