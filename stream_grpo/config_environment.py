@@ -38,8 +38,8 @@ class Environment(BaseModel):
     """How often the actions of a trajectory are played, each time with another seed; its score is the mean. More than 1
     shows how much of the rewards' variance is the environment's."""
     branch_share: float = Field(0.0, ge=0.0, le=1.0)
-    """Share of the groups that branch: one rollout plays up to a turn that is drawn before anything is sampled, and from
-    that very state all sample their own action and go on to their ends. What comes before is not trained."""
+    """Share of the groups that branch: one rollout plays up to a turn that is drawn before anything is sampled, and
+    from that very state all sample their own action and go on to their ends. What comes before is not trained."""
     branch_turns: int | None = Field(None, ge=2, le=1000)
     """The turn is drawn from the second to this one, each as often; None: to max_steps."""
     num_workers: int = Field(1, ge=1)

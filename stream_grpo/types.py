@@ -163,7 +163,7 @@ class Episode:
     problem: Any
     """The problem, as a verifier reads it."""
     num_trunk_actions: int = 0
-    """Of a branching group: actions that one rollout plays for all before each samples its own. 0: it does not branch."""
+    """Of a branching group: actions that one rollout plays for all before each samples its own. 0: a plain group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,7 +161,7 @@ def test_the_version_of_the_environment_counts() -> None:
 
 
 def test_branching_is_in_the_record_where_groups_branch() -> None:
-    acting = {"name": "calculator", "max_steps": 3}
+    acting = {"name": "calculator", "max_steps": 2}
     plain, branching = (record(config(environment=acting | more)) for more in ({}, {"branch_share": 0.5}))
     assert names(plain, branching) == ["environment.branch_share"]
     assert not {"branch_share", "branch_turns"} & plain["environment"].keys()

@@ -141,9 +141,7 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
     )
 
 
-def _versions(
-    tokens: Tokens, mask: NDArray[np.bool_], rollouts: Sequence[Rollout]
-) -> list[frozenset[PolicyVersion]]:
+def _versions(tokens: Tokens, mask: NDArray[np.bool_], rollouts: Sequence[Rollout]) -> list[frozenset[PolicyVersion]]:
     """The versions that sampled any token of each rollout, looked at where runs of tokens begin: they are few.
 
     `mask`: which tokens were sampled.

@@ -32,9 +32,7 @@ def shaped_group(group: RolloutGroup, shaping: Shaping, *, max_new_tokens: int) 
     return replace(group, rollouts=tuple(rollouts))
 
 
-def shaped(
-    rollout: Rollout, shaping: Shaping, *, step: int, max_new_tokens: int, num_before: int = 0
-) -> RewardResult:
+def shaped(rollout: Rollout, shaping: Shaping, *, step: int, max_new_tokens: int, num_before: int = 0) -> RewardResult:
     """The result of a rollout with every term that acts at `step` added to its reward and named in its components.
 
     `num_before`: tokens of its actions before those that are trained; they count for its length.
@@ -102,9 +100,7 @@ def _sampled_ids(rollout: Rollout) -> list[int]:
     return ids
 
 
-def _terms(
-    rollout: Rollout, shaping: Shaping, *, step: int, num_tokens: int, max_new_tokens: int
-) -> dict[str, float]:
+def _terms(rollout: Rollout, shaping: Shaping, *, step: int, num_tokens: int, max_new_tokens: int) -> dict[str, float]:
     """Every term that acts at this step, 0 or less, by name."""
     terms: dict[str, float] = {}
     if shaping.overlong_tokens is not None:

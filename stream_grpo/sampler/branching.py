@@ -5,13 +5,15 @@
 
 Why what follows may be compared. The turn d is drawn from the group's seed before anything is sampled. Let h be the
 history of the trunk: prompt, d - 1 actions, what they were answered. Given h, each rollout samples what comes next from
-the policy by a seed of its own: G independent draws of one distribution, exchangeable, so that what the others got is a
-baseline that no rollout's own action has a part in. Nothing is asked of how h came about: a trunk may be of any weights.
+the policy by a seed of its own: G independent draws of one distribution, exchangeable, so that what the others got is
+a baseline in which a rollout's own action has no part. Nothing is asked of how h came about: a trunk may be of any
+weights.
 
-A trunk may end before its turn d, by its action k. Then h is the history before that action. That the group branches at
-k says something of this action, that it ended the trajectory: it is selected, no draw of the policy at h any more, and is
-dropped. The first rollout samples anew with the others; given h their actions are independent of the dropped one, so
-that it decides where the group branches and nothing else. At k = 1 nothing is left of a trunk: the group is a plain one.
+A trunk may end before its turn d, by its action k. Then h is the history before that action. That the group branches
+at k says something of this action, that it ended the trajectory: it is selected, no draw of the policy at h any more,
+and is dropped. The first rollout samples anew with the others; given h their actions are independent of the dropped
+one, which decides where the group branches and nothing else. At k = 1 nothing is left of the trunk, and the group is a
+plain one.
 
 A trunk that fails (its environment, its engine) ends its own rollout alone, as invalid; the others begin as a plain
 group. All of this is bookkeeping: the engine of trajectories asks environments and samples.

@@ -156,9 +156,9 @@ class TrajectoryEngine:
         self._finished = [generation for generation in self._finished if generation.request_id not in names]
         waiting = self._waiting_ids(names)
         for name in waiting:
-            underway = self._underway[name]
-            end_reason, evidence = self._late(underway)
-            held.append(self._closed(underway, underway.generation(end_reason, evidence=evidence)))
+            late = self._underway[name]
+            end_reason, evidence = self._why_late(late)
+            held.append(self._closed(late, late.generation(end_reason, evidence=evidence)))
         for generation in self._engine.abort([name for name in names if name not in waiting]):
             if (underway := self._underway.get(generation.request_id)) is None:
                 held.append(generation)
@@ -170,7 +170,7 @@ class TrajectoryEngine:
     def _waiting_ids(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if name in self._underway and name not in self._running]
 
-    def _late(self, underway: Underway) -> tuple[EndReason, str]:
+    def _why_late(self, underway: Underway) -> tuple[EndReason, str]:
         """How a trajectory that waits ends at its deadline, and why."""
         leader = self._branches.leader_of(underway)
         if leader is not None and leader.request.request_id in self._running:

@@ -25,11 +25,14 @@ from stream_grpo.sampler.rollout import continued_seed, make_rollout, rollout_se
 from stream_grpo.sampler.tallies import Tallies
 from stream_grpo.sampler.trajectories import TrajectoryEngine
 from stream_grpo.types import (
+    NEVER_VALID,
+    Decision,
     EndReason,
     Episode,
     Generation,
     GenerationRequest,
     PolicyVersion,
+    RewardResult,
     Rollout,
     RolloutGroup,
     Trajectory,
@@ -37,6 +40,7 @@ from stream_grpo.types import (
 from tests.learner.test_train_step import batch_of
 from tests.sampler.acting import END, PROBLEM, WORLDS, Acting, Inside, all_of, around, decode, encode
 
+NOT_SCORED = RewardResult(decision=Decision.ENV_ERROR, reward=None, verifier="environment", verifier_version="1")
 Choose = Callable[[GenerationRequest, str], str]
 
 
@@ -117,8 +121,10 @@ def rollouts_of(requests: Iterable[GenerationRequest], generations: Iterable[Gen
     """As the sampler makes them, with the scores of the environment."""
     found, rollouts = by_name(generations), []
     for request in requests:
-        row, text = scored(PROBLEM, found[request.request_id], decode)
-        rollouts.append(make_rollout(request, *judged(found[request.request_id], check_environment(text, row, False))))
+        generation = found[request.request_id]
+        row, text = scored(PROBLEM, generation, decode)
+        result = NOT_SCORED if generation.end_reason in NEVER_VALID else check_environment(text, row, False)
+        rollouts.append(make_rollout(request, *judged(generation, result)))
     return rollouts
 
 
@@ -459,7 +465,9 @@ def test_a_trunk_that_is_aborted_to_be_sampled_again_is_played_anew() -> None:
     made.abort([request.request_id for request in requests])
     found = all_of(made, requests)
     assert {generation.end_reason for generation in found} == {EndReason.SUCCESS}
-    assert {trajectory_of(g).num_trunk_tokens for g in found} == {len("<begin>go g/0?<1 of seed 3>go g/0?<2 of seed 3>")}
+    assert {trajectory_of(g).num_trunk_tokens for g in found} == {
+        len("<begin>go g/0?<1 of seed 3>go g/0?<2 of seed 3>")
+    }
     assert made.status()["num_trunks_failed"] == 0
 
 
