@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from curator.schema import Problem
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.config_environment import Environment
@@ -486,7 +487,7 @@ def test_who_waits_for_a_trunk_holds_no_slot() -> None:
 def test_an_evaluation_never_branches() -> None:
     scoring = Scoring(parse({"model": {"path": "m"}}, "test").rewards)
     run = EvaluationRun(
-        [PROBLEM],
+        [Problem(problem_id="p", prompt="?", answer="", verifier="environment")],
         lambda problem: encode("?"),
         decode,
         scoring,

@@ -88,7 +88,7 @@ def test_groups_branch_in_the_loop(outside: Outside, tmp_path: Path) -> None:
     sections = {**SECTIONS, "environment": {"name": "calculator", "max_steps": 3, "branch_share": 1.0}}
     environments = Inside()
     running = Running(outside, tmp_path, around(Acting(three_turns), environments, max_steps=3), **sections)  # type: ignore[arg-type]
-    running.until(lambda: outside.groups)
+    running.until(lambda: bool(outside.groups))
     (group,) = outside.groups
     num_trunk = num_trunk_actions(3, Environment(name="calculator", max_steps=3, branch_share=1.0))
     assert num_trunk in (1, 2)
