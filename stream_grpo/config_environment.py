@@ -37,6 +37,11 @@ class Environment(BaseModel):
     replicas: int = Field(1, ge=1, le=64)
     """How often the actions of a trajectory are played, each time with another seed; its score is the mean. More than 1
     shows how much of the rewards' variance is the environment's."""
+    branch_share: float = Field(0.0, ge=0.0, le=1.0)
+    """Share of the groups that branch: one rollout plays up to a turn that is drawn before anything is sampled, and
+    from that very state all sample their own action and go on to their ends. What comes before is not trained."""
+    branch_turns: int | None = Field(None, ge=2, le=1000)
+    """The turn is drawn from the second to this one, each as often; None: to max_steps."""
     num_workers: int = Field(1, ge=1)
     """Worker processes of each sampler."""
     step_timeout_s: float = Field(10.0, gt=0)
@@ -60,6 +65,20 @@ class Environment(BaseModel):
             raise ValueError(f"{given[0]}: without environment.name nothing reads it; name an environment")
         return self
 
+    @model_validator(mode="after")
+    def _can_branch(self) -> Environment:
+        if self.branch_turns is not None and self.branch_turns > self.max_steps:
+            raise ValueError(
+                f"branch_turns = {self.branch_turns}: a trajectory has at most max_steps = {self.max_steps} turns; "
+                f"use at most {self.max_steps}"
+            )
+        if self.branch_share and self.max_steps < 2:
+            raise ValueError(
+                f"branch_share = {self.branch_share:g} with max_steps = 1: a group that branches has a turn before; "
+                f"use max_steps of 2 or more, or branch_share = 0"
+            )
+        return self
+
     def _changed(self) -> set[str]:
         """Fields that differ from their defaults."""
         fields = type(self).model_fields
@@ -80,4 +99,6 @@ def as_rules(environment: Environment) -> dict[str, Any]:
         "max_errors_in_row",
         "max_waiting",
     }
-    return environment.model_dump(mode="json", exclude=machinery)
+    # A run that does not branch has the hash of one that knows nothing of it.
+    branching = set() if environment.branch_share else {"branch_share", "branch_turns"}
+    return environment.model_dump(mode="json", exclude=machinery | branching)

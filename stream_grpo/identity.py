@@ -99,6 +99,7 @@ WHERE_USED: Mapping[str, Mapping[str, Any]] = {
     },
     "curator": {"start_from": None},
     "learner": {"lora": Lora().model_dump(mode="json")},
+    "environment": {"branch_share": 0.0, "branch_turns": None},
 }
 """Choices that are in the record only where they are in use, with what they are where they are not: so the record of
 a run that knows nothing of them is that of one that does not use them."""
@@ -151,8 +152,8 @@ def identity(
         chosen["environment"]["version"] = environment
     # Where a judge is and how fast it is asked decides nothing.
     chosen["rewards"]["http"] = {name: judge.rules() for name, judge in config.rewards.http.items()}
-    for section, unused in WHERE_USED.items():
-        for name, value in unused.items():
+    for section in WHERE_USED.keys() & chosen.keys():
+        for name, value in WHERE_USED[section].items():
             if chosen[section][name] == value:
                 del chosen[section][name]
     return {

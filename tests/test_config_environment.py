@@ -39,6 +39,9 @@ def test_a_prompt_leaves_room_for_all_actions_and_observations() -> None:
         ({"name": "rm -rf"}, {}, r"environment\.name"),
         ({"name": "calculator", "max_steps": 8}, {}, r"max_steps x environment\.max_observation_tokens = 512"),
         ({"name": "calculator", "max_steps": 2}, {"weights": {"on_update": "finish"}}, "on_update = finish with"),
+        ({"name": "calculator", "max_steps": 2, "branch_turns": 3}, {}, r"branch_turns = 3: .* max_steps = 2 turns"),
+        ({"name": "calculator", "max_steps": 1, "branch_share": 0.5}, {}, r"branch_share = 0\.5 with max_steps = 1"),
+        ({"branch_share": 0.5}, {}, r"branch_share: without environment\.name"),
         (
             {"name": "calculator", "max_steps": 2, "step_timeout_s": 60},
             {},
@@ -56,6 +59,8 @@ def test_only_what_decides_the_meaning_of_a_trajectory_is_in_its_hash() -> None:
     fast = config({"name": "calculator", "max_steps": 2, "num_workers": 7, "max_waiting": 3})
     other = config({"name": "calculator", "max_steps": 2, "options": {"open": "["}})
     assert as_rules(one.environment) == as_rules(fast.environment) != as_rules(other.environment)
+    branching = config({"name": "calculator", "max_steps": 2, "branch_share": 0.5})
+    assert as_rules(branching.environment) == as_rules(one.environment) | {"branch_share": 0.5, "branch_turns": None}
 
 
 def test_the_page_on_environments_has_every_setting_and_its_examples_load() -> None:

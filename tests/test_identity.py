@@ -166,6 +166,13 @@ def test_the_version_of_the_environment_counts() -> None:
     assert names(*found) == ["environment.version"]
 
 
+def test_branching_is_in_the_record_where_groups_branch() -> None:
+    acting = {"name": "calculator", "max_steps": 2}
+    plain, branching = (record(config(environment=acting | more)) for more in ({}, {"branch_share": 0.5}))
+    assert names(plain, branching) == ["environment.branch_share"]
+    assert not {"branch_share", "branch_turns"} & plain["environment"].keys()
+
+
 def test_the_hash_is_that_of_canonical_json() -> None:
     # Keys sorted, no spaces: {"a":{"c":[1,2],"d":null},"b":0.5}
     expected = hashlib.sha256(b'{"a":{"c":[1,2],"d":null},"b":0.5}').hexdigest()

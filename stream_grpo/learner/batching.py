@@ -194,7 +194,7 @@ def trainable(
     valid_B = np.array([rollout.valid for rollout in rollouts], dtype=np.bool_)
     rewards_B = np.array([_reward(group, index) for group, index in owners], dtype=np.float64)
     group_B = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
-    lengths_B = np.array([rollout.num_sampled_tokens for rollout in rollouts], dtype=np.int64)
+    lengths_B = np.array([rollout.num_target_tokens for rollout in rollouts], dtype=np.int64)
     for at in np.flatnonzero(valid_B):
         group, index = owners[at]
         for complaint in _complaints(rollouts[at], vocab_size):
@@ -267,7 +267,7 @@ def _minibatch(
         num_groups=len(trained),
         num_problems=sum(bool(group) for group in trained),
         num_sequences=len(rows),
-        num_tokens=sum(row.rollout.num_sampled_tokens for row in rows),
+        num_tokens=sum(row.rollout.num_target_tokens for row in rows),
     )
 
 

@@ -148,7 +148,7 @@ class LearnerProcess:
         values = self._step.run(batch, watch=self._guard.check_ratios)
         step_s = self._clock() - begun
         self._busy_s += step_s
-        tokens = {group.group_id: _tokens_by_fate(group, self._is_trained) for group in lease.groups}
+        tokens = {group.group_id: tokens_by_fate(group, self._is_trained) for group in lease.groups}
         self._version = PolicyVersion(self._version.branch, self._version.step + 1)
         self._last_step_at = self._clock()
         failpoint("learner.stepped")
@@ -301,11 +301,14 @@ class LearnerProcess:
         }
 
 
-def _tokens_by_fate(group: RolloutGroup, is_trained: Callable[[Rollout], bool]) -> dict[str, int]:
-    """Sampled tokens of the rollouts that entered the loss, of those in the baseline alone, and of those in neither."""
+def tokens_by_fate(group: RolloutGroup, is_trained: Callable[[Rollout], bool]) -> dict[str, int]:
+    """Sampled tokens of the rollouts that entered the loss, of those in the baseline alone, and of those in neither.
+
+    The trunk of a branching group is of neither, whatever became of its rollout.
+    """
     valid = [rollout for rollout in group.rollouts if rollout.valid]
-    num_valid = sum(r.num_sampled_tokens for r in valid)
-    num_trained = sum(r.num_sampled_tokens for r in valid if is_trained(r))
+    num_valid = sum(r.num_target_tokens for r in valid)
+    num_trained = sum(r.num_target_tokens for r in valid if is_trained(r))
     masked = group.num_sampled_tokens - num_valid
     return {"trained": num_trained, "baseline_only": num_valid - num_trained, "masked": masked}
 
