@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from stream_grpo.learner.forward import (
     PLAIN,
     Distribution,
     Shared,
+    Support,
     has_windows,
     logits,
     on_device,
@@ -51,6 +52,9 @@ from stream_grpo.learner.reference import Reference
 from stream_grpo.learner.shared_prompts import shared_prompts
 from stream_grpo.weights.fingerprint import Recorder, decoder_modules, starts
 from stream_grpo.weights.manifest import Fingerprint
+
+if TYPE_CHECKING:  # loads what only a run with a grammar needs
+    from stream_grpo.learner.grammar import Grammar
 
 _TAG = "state"
 # Far above rounding, far below what another prompt in sight would do.
@@ -71,10 +75,11 @@ class LearnerEngine:
         dtype: Literal["float32", "bfloat16"],
         distribution: Distribution,
         seed: int,
+        grammar: Grammar | None = None,
     ) -> None:
-        """Load a Hugging Face folder in `dtype` and give it an AdamW. The distribution is the sampler's."""
+        """Load a Hugging Face folder in `dtype` and give it an AdamW. Distribution and grammar are the sampler's."""
         self._model_dir, self._dtype = model_dir, dtype
-        self._learner, self._distribution = learner, distribution
+        self._learner, self._distribution, self._grammar = learner, distribution, grammar
         torch.manual_seed(seed)
         torch.set_num_threads(learner.num_threads)
         self._owns_process_group = _join_process_group(learner.collective_timeout_s)
@@ -141,25 +146,41 @@ class LearnerEngine:
         return float(torch.where(is_token, gap_BK, 0.0).max())
 
     def logprobs(
-        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, entropy_gradient: bool = False
+        self,
+        token_ids_BT: Tensor,
+        num_last: int,
+        shared: Shared | None = None,
+        turns_BT: Tensor | None = None,
+        *,
+        entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy) of the last tokens under the sampler's distribution, [B, num_last] each."""
+        support = self._support(token_ids_BT, num_last, turns_BT)
         if shared is not None:
             logits_RLV = shared_logits(self._engine, shared, getattr(torch, self._dtype))
             return (
-                self._distribution.logprobs_at(logits_RLV, shared, token_ids_BT),
-                self._distribution.entropy_at(logits_RLV, shared, with_gradient=entropy_gradient),
+                self._distribution.logprobs_at(logits_RLV, shared, token_ids_BT, support),
+                self._distribution.entropy_at(logits_RLV, shared, support, with_gradient=entropy_gradient),
             )
         logits_BKV, ids_BK = logits(self._engine, token_ids_BT, num_last), token_ids_BT[:, -num_last:]
         return (
-            self._distribution.logprobs(logits_BKV, ids_BK),
-            self._distribution.entropy(logits_BKV, ids_BK, with_gradient=entropy_gradient),
+            self._distribution.logprobs(logits_BKV, ids_BK, support),
+            self._distribution.entropy(logits_BKV, ids_BK, support, with_gradient=entropy_gradient),
         )
 
-    def reference_logprobs(self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None) -> Tensor:
+    def reference_logprobs(
+        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, turns_BT: Tensor | None = None
+    ) -> Tensor:
         """Logprobs of the reference policy, without a gradient. Only with a recipe that has one."""
         assert self._reference is not None, "the recipe has no reference weights"
-        return self._reference.logprobs(self._distribution, token_ids_BT, num_last, shared)
+        support = self._support(token_ids_BT, num_last, turns_BT)
+        return self._reference.logprobs(self._distribution, token_ids_BT, num_last, shared, support)
+
+    def _support(self, token_ids_BT: Tensor, num_last: int, turns_BT: Tensor | None) -> Support | None:
+        """What the last tokens were drawn from; None: from all tokens."""
+        if self._grammar is None or turns_BT is None:
+            return None
+        return self._grammar.support(token_ids_BT, turns_BT).of_last(num_last)
 
     @property
     def is_partitioned(self) -> bool:

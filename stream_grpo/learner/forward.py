@@ -35,25 +35,33 @@ class Distribution:
         """Whether every token can be drawn."""
         return self.top_p == 1.0 and self.top_k in (-1, 0) and self.min_p == 0.0
 
-    def logprobs(self, logits_BTV: Tensor, token_ids_BT: Tensor) -> Tensor:
+    def logprobs(self, logits_BTV: Tensor, token_ids_BT: Tensor, support: Support | None = None) -> Tensor:
         """Of every token given those before it, [B, T]; 0 for the first."""
+        logits_BTV = within(logits_BTV, support)
         return token_logprobs(self._filtered(logits_BTV), token_ids_BT, self._divisor)
 
-    def entropy(self, logits_BTV: Tensor, token_ids_BT: Tensor, *, with_gradient: bool) -> Tensor:
+    def entropy(
+        self, logits_BTV: Tensor, token_ids_BT: Tensor, support: Support | None = None, *, with_gradient: bool
+    ) -> Tensor:
         """In nats, of the distribution each token is drawn from, [B, T]."""
         with torch.set_grad_enabled(with_gradient):
+            logits_BTV = within(logits_BTV, support)
             return token_entropy(self._filtered(logits_BTV), token_ids_BT, self._divisor)
 
-    def logprobs_at(self, logits_RLV: Tensor, shared: Shared, token_ids_BT: Tensor) -> Tensor:
+    def logprobs_at(
+        self, logits_RLV: Tensor, shared: Shared, token_ids_BT: Tensor, support: Support | None = None
+    ) -> Tensor:
         """What `logprobs` gives for the last tokens, [B, K], from the logits of rows that share prompts."""
         ids_BJ = token_ids_BT[:, -shared.at_BJ.shape[1] :]
-        given = self._filtered(logits_RLV), shared.row_B, shared.at_BJ
+        given = self._filtered(within(logits_RLV, support, shared)), shared.row_B, shared.at_BJ
         return pad(logprobs_at(*given, ids_BJ, self._divisor), (1, 0))
 
-    def entropy_at(self, logits_RLV: Tensor, shared: Shared, *, with_gradient: bool) -> Tensor:
+    def entropy_at(
+        self, logits_RLV: Tensor, shared: Shared, support: Support | None = None, *, with_gradient: bool
+    ) -> Tensor:
         """What `entropy` gives for the last tokens, [B, K], from the logits of rows that share prompts."""
         with torch.set_grad_enabled(with_gradient):
-            given = self._filtered(logits_RLV), shared.row_B, shared.at_BJ
+            given = self._filtered(within(logits_RLV, support, shared)), shared.row_B, shared.at_BJ
             return pad(entropy_at(*given, self._divisor), (1, 0))
 
     @property
@@ -70,6 +78,37 @@ class Distribution:
 
 PLAIN = Distribution(temperature=1.0)
 """What a probe is measured under."""
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """The tokens that a grammar left to each draw, as a few masks that many draws share."""
+
+    masks_MV: Tensor
+    """True where the token could be drawn; the first mask is all of them."""
+    index_BT: Tensor
+    """The mask of the draw of each token."""
+
+    def of_last(self, num_last: int) -> Support:
+        """The same of the last tokens."""
+        return Support(self.masks_MV, self.index_BT[:, -num_last:])
+
+
+def within(logits_BTV: Tensor, support: Support | None, shared: Shared | None = None) -> Tensor:
+    """Logits with -inf where the grammar did not let a token be drawn; `shared`: they are those of its rows."""
+    if support is None:
+        return logits_BTV
+    # Token t is drawn from the logits at t - 1.
+    index_BJ = support.index_BT[:, 1:]
+    if shared is None:
+        before_BT = pad(index_BJ, (0, 1))
+    else:
+        before_BT = index_BJ.new_zeros(logits_BTV.shape[:2])
+        # All first actions begin in one state of the grammar, so that all draws after a shared prompt have one mask.
+        is_drawn_BJ = index_BJ > 0
+        row_BJ = shared.row_B.unsqueeze(1).expand_as(index_BJ)
+        before_BT[row_BJ[is_drawn_BJ], shared.at_BJ[is_drawn_BJ]] = index_BJ[is_drawn_BJ]
+    return logits_BTV.masked_fill(~support.masks_MV[before_BT], -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)

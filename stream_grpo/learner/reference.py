@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stream_grpo.algo.kl import ema_update
 from stream_grpo.errors import CheckpointError
-from stream_grpo.learner.forward import Distribution, Shared, logits, shared_logits
+from stream_grpo.learner.forward import Distribution, Shared, Support, logits, shared_logits
 
 FILE = "reference.safetensors"
 
@@ -40,13 +40,19 @@ class Reference:
 
     @torch.no_grad()
     def logprobs(
-        self, distribution: Distribution, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None
+        self,
+        distribution: Distribution,
+        token_ids_BT: Tensor,
+        num_last: int,
+        shared: Shared | None = None,
+        support: Support | None = None,
     ) -> Tensor:
         """Of the last tokens, [B, num_last]."""
         if shared is not None:
             dtype = next(self._model.parameters()).dtype
-            return distribution.logprobs_at(shared_logits(self._model, shared, dtype), shared, token_ids_BT)
-        return distribution.logprobs(logits(self._model, token_ids_BT, num_last), token_ids_BT[:, -num_last:])
+            return distribution.logprobs_at(shared_logits(self._model, shared, dtype), shared, token_ids_BT, support)
+        logits_BKV = logits(self._model, token_ids_BT, num_last)
+        return distribution.logprobs(logits_BKV, token_ids_BT[:, -num_last:], support)
 
     def follow(self, model: torch.nn.Module, step: int) -> None:
         """Take up the weights of learner step `step`, as its kind has it."""

@@ -19,6 +19,8 @@ _ENVIRONMENT = """
     num_waiting | trajectories | that wait for their environment and hold no slot
     num_sampling | trajectories | of which an action is being sampled
     num_other_starts | trajectories | that began in another state than their group, and began again
+    num_history_tokens | tokens | of histories from which second and later actions were sampled, each counted, in all
+    num_history_cached | tokens | of these from the prefix cache; 0 unless `environment.waiting_kv = "keep"`
     num_workers | processes | of the environments
     num_queued | calls | waiting for a worker
     num_open | calls | without an answer

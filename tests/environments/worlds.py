@@ -91,3 +91,23 @@ class Noisy:
 
 def broken(problem: ProblemRow) -> Counter:
     raise RuntimeError("cannot be made")
+
+
+class Summing(Counter):
+    """Every action is a sum between marks, as its grammar says."""
+
+    @staticmethod
+    def call_format(**options: Any) -> dict[str, Any]:
+        """A structural tag: no action without a call."""
+        body = {"type": "regex", "pattern": r"[0-9]{1,6}\+[0-9]{1,6}"}
+        tag = {"type": "tag", "begin": "[", "content": body, "end": "]"}
+        tags = {"type": "triggered_tags", "triggers": ["["], "tags": [tag], "at_least_one": True}
+        return {"type": "structural_tag", "format": {**tags, "stop_after_first": True}}
+
+
+class Unwritten(Counter):
+    """Says how a call is written, and cannot."""
+
+    @staticmethod
+    def call_format(**options: Any) -> Any:
+        raise ValueError("there is no such mark")

@@ -26,13 +26,21 @@ class TableModel:
         self.ended_steps: list[int] = []
 
     def logprobs(
-        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, entropy_gradient: bool = False
+        self,
+        token_ids_BT: Tensor,
+        num_last: int,
+        shared: Shared | None = None,
+        turns_BT: Tensor | None = None,
+        *,
+        entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
         logits, ids = self.weights[token_ids_BT][:, -num_last:], token_ids_BT[:, -num_last:]
         entropy = self.distribution.entropy(logits, ids, with_gradient=entropy_gradient)
         return self.distribution.logprobs(logits, ids), entropy
 
-    def reference_logprobs(self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None) -> Tensor:
+    def reference_logprobs(
+        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, turns_BT: Tensor | None = None
+    ) -> Tensor:
         logits = self.reference[token_ids_BT][:, -num_last:]
         return self.distribution.logprobs(logits, token_ids_BT[:, -num_last:])
 
