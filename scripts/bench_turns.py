@@ -39,19 +39,24 @@ class Answering:
         self._replies: list[tuple[str, Reply]] = []
 
     def submit(self, call: Call) -> None:
+        """Ask it."""
         reply = Reply(step=Step(observation=".")) if call.actions else Reply(start=Start(snapshot=b"s"))
         self._replies.append((call.trajectory, reply))
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[str, Reply]]:
+        """All answers."""
         replies, self._replies = self._replies, []
         return replies
 
-    def forget(self, trajectory: str) -> None: ...
+    def forget(self, trajectory: str) -> None:
+        """Nothing is kept."""
 
     def status(self) -> dict[str, Any]:
+        """Nothing to tell."""
         return {}
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 class Observed:
@@ -61,6 +66,7 @@ class Observed:
         self._ids = tuple(np.random.default_rng(1).integers(2, TEXT_TOKENS, num_tokens).tolist())
 
     def token_ids(self, text: str, after: Sequence[int] = ()) -> tuple[int, ...]:
+        """The ids."""
         return self._ids
 
 

@@ -26,7 +26,9 @@ _BITS = 32
 class Grammar:
     """A structural tag over the tokens of one model; every action begins in its first state."""
 
-    def __init__(self, structural_tag: str, tokenizer: Any, *, vocab_size: int | None, end_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self, structural_tag: str, tokenizer: Any, *, vocab_size: int | None, end_token_ids: Iterable[int]
+    ) -> None:
         """`tokenizer`: of transformers; `vocab_size`: the width of the model's logits, None: that of the tokenizer.
 
         Raises ConfigError for a grammar that is none, a tokenizer that xgrammar does not take, and tokens by which

@@ -46,9 +46,7 @@ def support(made: Grammar, *actions: list[int]) -> tuple[Support, torch.Tensor]:
 
 def is_allowed(made: Grammar, action: list[int]) -> bool:
     found, ids = support(made, action)
-    # Everything behind a token that is not allowed has the mask of all.
-    drawn = found.index_BT[0, 1:]
-    return bool((found.masks_MV[drawn, ids[0, 1:]] & (drawn > 0)).all())
+    return bool(found.masks_MV[found.index_BT[0, 1:], ids[0, 1:]].all())
 
 
 CALL = '{"name": "python", "arguments": {"code": "1+2"}}'
@@ -129,7 +127,7 @@ def test_logprobs_are_those_of_a_softmax_over_what_was_allowed(filters: dict[str
     num_forced = 0
     for at in range(1, ids_BT.shape[1]):
         allowed = found.masks_MV[found.index_BT[0, at]].nonzero().flatten().tolist()
-        scaled = {token: float(logits_BTV[0, at - 1, token]) / 0.7 for token in allowed}
+        scaled = {token: logits_BTV[0, at - 1, token].item() / 0.7 for token in allowed}
         kept = sorted(scaled.values(), reverse=True)[: filters.get("top_k", len(scaled))]
         total = sum(np.exp(value) for value in kept)
         chosen = scaled[int(ids_BT[0, at])]
