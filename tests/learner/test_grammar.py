@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import string
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from stream_grpo.algo.presets import PRESETS
+from stream_grpo.algo.recipe import Recipe
+from stream_grpo.config import Learner
 from stream_grpo.environments.calls import Call, CallFormat, Malformed, find_call
 from stream_grpo.errors import ConfigError
 from stream_grpo.learner.advantages import AdvantageMaker
@@ -131,12 +134,12 @@ def test_logprobs_are_those_of_a_softmax_over_what_was_allowed(filters: dict[str
         kept = sorted(scaled.values(), reverse=True)[: filters.get("top_k", len(scaled))]
         total = sum(np.exp(value) for value in kept)
         chosen = scaled[int(ids_BT[0, at])]
-        assert float(logprobs_BT[0, at]) == pytest.approx(chosen - np.log(total), abs=1e-5 if filters else 1e-12)
+        assert logprobs_BT[0, at].item() == pytest.approx(chosen - np.log(total), abs=1e-5 if filters else 1e-12)
         p = np.exp(np.array(kept) - np.log(total))
-        assert float(entropy_BT[0, at]) == pytest.approx(float(-(p * np.log(p)).sum()), abs=1e-5 if filters else 1e-12)
+        assert entropy_BT[0, at].item() == pytest.approx(float(-(p * np.log(p)).sum()), abs=1e-5 if filters else 1e-12)
         if len(allowed) == 1:
             num_forced += 1
-            assert float(logprobs_BT[0, at]) == 0.0
+            assert logprobs_BT[0, at].item() == 0.0
     # "name", "arguments" and their colons at least leave no choice: a token is a character here.
     assert num_forced > 15
     (gradient,) = torch.autograd.grad(logprobs_BT.sum(), logits_BTV)
@@ -201,6 +204,41 @@ def _trajectory(text: str) -> Any:
         version_branch=np.where(mask, 0, -1).astype(np.int32),
         version_step=np.where(mask, 0, -1).astype(np.int32),
     )
+
+
+@pytest.mark.engine
+def test_the_learners_engine_has_them_of_policy_and_reference(tmp_path: Path, process_group: None) -> None:
+    from stream_grpo.learner.engine import LearnerEngine
+
+    torch.manual_seed(0)
+    model = new_model(vocabulary=VOCABULARY).eval()
+    model.save_pretrained(tmp_path)
+    made, distribution = grammar(JSON), Distribution(temperature=0.7)
+    kl = {"kl": "k3", "kl_place": "loss", "kl_weight": 0.1, "kl_reference": "fixed", "regularize_without_signal": False}
+    recipe = Recipe.model_validate(PRESETS["rloo"].recipe.model_dump() | kl)
+    engine = LearnerEngine(
+        tmp_path, learner=Learner(), recipe=recipe, dtype="float32", distribution=distribution, seed=0, grammar=made
+    )
+    batch = make_train_batch(
+        [make_group("g", [_trajectory(f"[{CALL}]"), _trajectory("no call")])],
+        AdvantageMaker(recipe),
+        vocab_size=len(VOCABULARY),
+        microbatch_tokens=10**6,
+    )
+    given = tensors_of(batch.minibatches[0].microbatches[0], engine.device)
+    assert given.turns_BT is not None
+    allowed = made.support(given.token_ids_BT, given.turns_BT)
+    with torch.no_grad():
+        logits_BTV = model(input_ids=given.token_ids_BT, use_cache=False).logits
+        expected_BK = distribution.logprobs(logits_BTV, given.token_ids_BT, allowed)[:, -given.num_last :]
+        policy_BK, _ = engine.logprobs(*given.sampled)
+        reference_BK = engine.reference_logprobs(*given.sampled)
+        free_BK, _ = engine.logprobs(*given.sequences)
+    engine.close()
+    for found_BK in (policy_BK, reference_BK):
+        assert (found_BK - expected_BK)[given.mask_BK].abs().max() < 1e-5
+    # Without a grammar the alternatives that it took away would have a share.
+    assert (free_BK - expected_BK)[given.mask_BK].min() < -1.0
 
 
 def test_tokens_that_cannot_write_a_call_are_refused() -> None:

@@ -33,10 +33,11 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
 
 
 def make_setup(folder: Path, **sampler: Any) -> Setup:
-    config, models = tiny_models(folder, top_k=TOP_K, **sampler)
+    config, models = tiny_models(folder, **sampler)
     with_characters(folder)
     environment = Environment(name="calculator", options=OPTIONS, grammar=True, max_steps=1)
-    config = config.model_copy(update={"environment": environment})
+    filtered = config.sampler.model_copy(update={"top_k": TOP_K})
+    config = config.model_copy(update={"environment": environment, "sampler": filtered})
     from stream_grpo.sampler.engines import make_engine
 
     return Setup(config, make_engine(config), models, folder)
