@@ -600,6 +600,11 @@ def _environment_complaints(config: Config) -> Iterable[str]:
             f"weights.on_update = {config.weights.on_update} with environment.name = {environment.name}: a trajectory "
             f"that waits for its environment would keep new weights waiting too, or be sampled anew; use keep"
         )
+    if environment.waiting_kv == "keep" and not config.sampler.prefix_cache:
+        yield (
+            "environment.waiting_kv = keep with sampler.prefix_cache = false: keys and values are kept nowhere but in "
+            "the prefix cache; use sampler.prefix_cache = true, or waiting_kv = drop"
+        )
     num_calls = environment.max_retries + 1
     if config.stream.sample_deadline_s <= num_calls * environment.step_timeout_s:
         yield (

@@ -32,6 +32,12 @@ class Environment(BaseModel):
     """Stands after it."""
     observation_role: Literal["tool", "user", "system"] = "tool"
     """Whose message an observation is, where model.prompt_format is `chat`."""
+    grammar: bool = False
+    """Sample what follows the opening mark of a call from valid calls alone; all other text is free. The learner's
+    logprobs are over the same tokens. For environments that say how a call is written."""
+    waiting_kv: Literal["drop", "keep"] = "drop"
+    """`keep`: keys and values of what a trajectory has so far stay in the prefix cache while its environment answers,
+    as long as there is room and weights do not change. Needs sampler.prefix_cache. `drop`: they are computed again."""
     max_waiting: int = Field(1024, ge=1)
     """Trajectories of one sampler that may wait between two actions without keeping others from beginning."""
     replicas: int = Field(1, ge=1, le=64)
@@ -98,6 +104,7 @@ def as_rules(environment: Environment) -> dict[str, Any]:
         "max_retries",
         "max_errors_in_row",
         "max_waiting",
+        "waiting_kv",
     }
     # A run that does not branch has the hash of one that knows nothing of it.
     branching = set() if environment.branch_share else {"branch_share", "branch_turns"}

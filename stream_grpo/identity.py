@@ -71,7 +71,15 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
         {"num_workers", "max_retries", "retry_after_s", "max_errors_in_row", "function_dir", "hidden"}
     ),
     "environment": frozenset(
-        {"num_workers", "step_timeout_s", "memory_limit_bytes", "max_retries", "max_errors_in_row", "max_waiting"}
+        {
+            "num_workers",
+            "step_timeout_s",
+            "memory_limit_bytes",
+            "max_retries",
+            "max_errors_in_row",
+            "max_waiting",
+            "waiting_kv",
+        }
     ),
     "weights": frozenset(
         {

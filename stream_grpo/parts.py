@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # each builder imports what its part needs
     from stream_grpo.evaluation import EvaluationRun
     from stream_grpo.learner.crew import Crew
     from stream_grpo.learner.engine import LearnerEngine
+    from stream_grpo.learner.grammar import Grammar
     from stream_grpo.learner.ranks import Ranks
     from stream_grpo.learner.train_step import TrainStep
     from stream_grpo.rewards.scoring import Scoring
@@ -222,7 +223,29 @@ def with_environment(config: Config, engine: Engine, prompts: Prompts) -> Engine
         limits=limits,
         paths=[str(config.rewards.function_dir)],
     )
-    return TrajectoryEngine(engine, pool, Observations(config), prompts.decode, settings)
+    return TrajectoryEngine(engine, pool, Observations(config), prompts.decode, settings, grammar(config))
+
+
+def grammar(config: Config) -> str | None:
+    """What the actions of this run keep to; None where they are free. Raises ConfigError where there is no grammar."""
+    settings = config.environment
+    if settings.name is None or not settings.grammar:
+        return None
+    from stream_grpo.environments.loading import grammar_of
+
+    return grammar_of(settings.name, settings.options, [str(config.rewards.function_dir)])
+
+
+def learner_grammar(config: Config) -> Grammar | None:
+    """The same as masks over the model's tokens. Raises ConfigError where tokens or tokenizer cannot write a call."""
+    if (tag := grammar(config)) is None:
+        return None
+    from stream_grpo.learner.grammar import Grammar
+    from stream_grpo.sampler.prompts import end_token_ids, load_tokenizer
+
+    tokenizer = load_tokenizer(config.model.path)
+    num_tokens = vocab_size(model_config(config.model.path))
+    return Grammar(tag, tokenizer, vocab_size=num_tokens, end_token_ids=end_token_ids(config.model.path, tokenizer))
 
 
 def expected_verifiers(config: Config, sampler_id: str) -> set[str]:
@@ -290,6 +313,7 @@ def learner_engine(config: Config) -> LearnerEngine:
             temperature=sampler.temperature, top_p=sampler.top_p, top_k=sampler.top_k, min_p=sampler.min_p
         ),
         seed=config.run.seed,
+        grammar=learner_grammar(config),
     )
 
 

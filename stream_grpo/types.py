@@ -209,6 +209,10 @@ class GenerationRequest:
     """Sampled ones; of a trajectory all turns together."""
     episode: Episode | None = None
     """None: one turn."""
+    grammar: str | None = None
+    """JSON of the structural tag that what is sampled keeps to; None: it is free."""
+    reads_cache: bool = True
+    """Whether keys and values of the same tokens may come from the prefix cache, where there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,12 @@ def test_a_prompt_leaves_room_for_all_actions_and_observations() -> None:
             {},
             r"2 tries of one step, each of up to environment\.step_timeout_s = 60",
         ),
+        ({"grammar": True}, {}, r"grammar: without environment\.name nothing reads it"),
+        (
+            {"name": "calculator", "max_steps": 2, "waiting_kv": "keep"},
+            {},
+            r"waiting_kv = keep with sampler\.prefix_cache = false",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(environment: dict[str, Any], sections: dict[str, Any], reason: str) -> None:
@@ -56,7 +62,7 @@ def test_what_cannot_work_is_refused(environment: dict[str, Any], sections: dict
 
 def test_only_what_decides_the_meaning_of_a_trajectory_is_in_its_hash() -> None:
     one = config({"name": "calculator", "max_steps": 2})
-    fast = config({"name": "calculator", "max_steps": 2, "num_workers": 7, "max_waiting": 3})
+    fast = config({"name": "calculator", "max_steps": 2, "num_workers": 7, "max_waiting": 3, "waiting_kv": "drop"})
     other = config({"name": "calculator", "max_steps": 2, "options": {"open": "["}})
     assert as_rules(one.environment) == as_rules(fast.environment) != as_rules(other.environment)
     branching = config({"name": "calculator", "max_steps": 2, "branch_share": 0.5})

@@ -453,3 +453,16 @@ def test_runs_of_several_seeds_hold_out_the_same_problems_where_they_are_told_to
 
     assert chosen(1, None) != chosen(2, None)
     assert chosen(1, 5) == chosen(2, 5) == chosen(5, None)
+
+
+def test_a_grammar_that_the_model_cannot_write_is_refused(tmp_path: Path, model_dir: Path) -> None:
+    environment = {"name": "calculator", "max_steps": 1, "max_observation_tokens": 8, "grammar": True}
+    config = configuration(tmp_path, model_dir, environment=environment, sampler={"max_new_tokens": 32})
+    # Its tokens are the characters of sums: no brace, no letter.
+    with pytest.raises(ConfigError, match="after '<tool_call>' no token of this model can follow in a valid call"):
+        prepare(config, resume=False, say=lambda line: None)
+    assert not config.run_dir.exists()
+    plain = {**environment, "options": {"open": "=", "close": "+", "body": "plain"}}
+    config = configuration(tmp_path, model_dir, environment=plain, sampler={"max_new_tokens": 32})
+    prepare(config, resume=False, say=lambda line: None)
+    assert config.run_dir.exists()

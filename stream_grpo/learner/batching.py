@@ -77,6 +77,8 @@ class Microbatch:
     """True where the weights that sampled the token are known to differ from the learner's."""
     token_advantages_BT: NDArray[np.float64] | None = None
     """What single tokens get on top of advantages_B; None: nothing."""
+    turns_BT: NDArray[np.int64] | None = None
+    """Which action of its trajectory each target is part of, -1 where mask is False; None: nobody asks."""
     row_B: NDArray[np.int64] | None = None
     """In which row each sequence lies, see `shared_prompts`; None: each is a row."""
     block_B: NDArray[np.int64] | None = None
@@ -311,11 +313,13 @@ def _pad(rows: Sequence[Trained], rank: int, sampled_by: Callable[[PolicyVersion
     ages_BT = np.zeros(shape, dtype=np.int64)
     differs_BT = np.zeros(shape, dtype=np.bool_)
     by_token_BT = np.zeros(shape, dtype=np.float64)
+    turns_BT = np.full(shape, -1, dtype=np.int64)
     for index, row in enumerate(rows):
         rollout, to = row.rollout, slice(lengths_B[index])
         token_ids_BT[index, to] = rollout.token_ids
         mask_BT[index, to] = rollout.loss_mask
         behavior_logprobs_BT[index, to] = np.where(rollout.loss_mask, rollout.behavior_logprobs, 0.0)
+        turns_BT[index, to] = np.where(rollout.loss_mask, rollout.turn, -1)
         if row.token_advantages_R is not None:
             response = by_token_BT[index, rollout.num_prompt_tokens : lengths_B[index]]
             num_tokens = min(len(response), len(row.token_advantages_R))
@@ -339,5 +343,6 @@ def _pad(rows: Sequence[Trained], rank: int, sampled_by: Callable[[PolicyVersion
         ages_BT=ages_BT,
         differs_BT=differs_BT,
         token_advantages_BT=by_token_BT if any(row.token_advantages_R is not None for row in rows) else None,
+        turns_BT=turns_BT,
         rank=rank,
     )

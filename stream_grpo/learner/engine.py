@@ -35,7 +35,7 @@ from stream_grpo.config import Learner
 from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.adapter_note import check_note, write_note
 from stream_grpo.learner.critic import Critic, ValueNet
-from stream_grpo.learner.forward import PLAIN, Distribution, LanguageModel, Shared, has_windows, logits
+from stream_grpo.learner.forward import PLAIN, Distribution, LanguageModel, Shared, Support, has_windows, logits
 from stream_grpo.learner.head import can_be_asked, with_fp32_head
 from stream_grpo.learner.layout import STATE, UNIVERSAL, Layout, needs_conversion, write_layout
 from stream_grpo.learner.recompute import recompute_activations
@@ -47,7 +47,8 @@ from stream_grpo.weights.fingerprint import Recorder, decoder_modules, starts
 from stream_grpo.weights.manifest import Adapter, Fingerprint, TensorSpec
 from stream_grpo.weights.tensors_file import in_file_order, spec_of, write_tensors
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # load what only a run with an adapter or a grammar needs
+    from stream_grpo.learner.grammar import Grammar
     from stream_grpo.learner.lora import BaseReference, LoraModel
 
 _LOGIT_BYTES = 4  # in float32
@@ -67,10 +68,11 @@ class LearnerEngine:
         dtype: Literal["float32", "bfloat16"],
         distribution: Distribution,
         seed: int,
+        grammar: Grammar | None = None,
     ) -> None:
-        """Load a Hugging Face folder in `dtype` and give it an AdamW. The distribution is the sampler's."""
+        """Load a Hugging Face folder in `dtype` and give it an AdamW. Distribution and grammar are the sampler's."""
         self._model_dir, self._dtype = model_dir, dtype
-        self._learner, self._distribution = learner, distribution
+        self._learner, self._distribution, self._grammar = learner, distribution, grammar
         torch.manual_seed(seed)
         torch.set_num_threads(learner.num_threads)
         self._owns_process_group = _join_process_group(learner.collective_timeout_s)
@@ -152,21 +154,37 @@ class LearnerEngine:
         token_ids_BT: Tensor,
         num_last: int,
         shared: Shared | None = None,
+        turns_BT: Tensor | None = None,
         *,
         wanted_BK: Tensor | None = None,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy) of the last tokens under the sampler's distribution, [B, num_last] each."""
         entropy: Literal["gradient", "value"] = "gradient" if entropy_gradient else "value"
-        asked = (self._distribution, token_ids_BT, num_last, shared)
+        support = self._support(token_ids_BT, num_last, turns_BT)
+        asked = (self._distribution, token_ids_BT, num_last, shared, support)
         return self._policy.logprobs(*asked, wanted_BK=wanted_BK, entropy=entropy)
 
     def reference_logprobs(
-        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, wanted_BK: Tensor | None = None
+        self,
+        token_ids_BT: Tensor,
+        num_last: int,
+        shared: Shared | None = None,
+        turns_BT: Tensor | None = None,
+        *,
+        wanted_BK: Tensor | None = None,
     ) -> Tensor:
         """Logprobs of the reference policy, without a gradient. Only with a recipe that has one."""
         assert self._reference is not None, "the recipe has no reference weights"
-        return self._reference.logprobs(self._distribution, token_ids_BT, num_last, shared, wanted_BK=wanted_BK)
+        support = self._support(token_ids_BT, num_last, turns_BT)
+        asked = (self._distribution, token_ids_BT, num_last, shared, support)
+        return self._reference.logprobs(*asked, wanted_BK=wanted_BK)
+
+    def _support(self, token_ids_BT: Tensor, num_last: int, turns_BT: Tensor | None) -> Support | None:
+        """What the last tokens were drawn from; None: from all tokens."""
+        if self._grammar is None or turns_BT is None:
+            return None
+        return self._grammar.support(token_ids_BT, turns_BT).of_last(num_last)
 
     @property
     def is_partitioned(self) -> bool:

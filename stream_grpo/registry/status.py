@@ -23,6 +23,8 @@ _ENVIRONMENT = """
     num_trunks_cut | groups | that branch before their turn, because the trunk ended, in all
     num_trunks_failed | groups | whose trunk failed, so that they are plain ones, in all
     num_trunk_tokens_dropped | tokens | sampled as the action that ended a trunk, and thrown away, in all
+    num_history_tokens | tokens | of histories from which second and later actions were sampled, each counted, in all
+    num_history_cached | tokens | of these from the prefix cache; 0 unless `environment.waiting_kv = "keep"`
     num_workers | processes | of the environments
     num_queued | calls | waiting for a worker
     num_open | calls | without an answer

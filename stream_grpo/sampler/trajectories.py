@@ -4,8 +4,9 @@
              (waits, no slot)          (a slot)               (waits, no slot)
 
 To whoever uses it a trajectory is one request with one generation, of all turns. One that waits holds no slot of the
-engine and no KV cache; its next action is a request of the whole history. Of a group that branches one rollout plays
-the first actions for all (`branching`). All other requests pass through untouched.
+engine; its next action is a request of the whole history, whose KV cache is computed again, or what the prefix cache
+still has of it is read (`environment.waiting_kv`). Of a group that branches one rollout plays the first actions for all
+(`branching`). All other requests pass through untouched.
 """
 
 from __future__ import annotations
@@ -67,10 +68,12 @@ class TrajectoryEngine:
         observations: Encoder,
         decode: Callable[[Sequence[int]], str],
         settings: Environment,
+        grammar: str | None = None,
     ) -> None:
-        """`decode`: of an action's ids to the text that its environment reads."""
+        """`decode`: of an action's ids to the text that its environment reads. `grammar`: that all actions keep to."""
         self._engine, self._environments = engine, environments
         self._observations, self._decode, self._settings = observations, decode, settings
+        self._grammar = grammar
         # All trajectories by the id of their request, and of these the ones that are being sampled.
         self._underway: dict[str, Underway] = {}
         self._running: set[str] = set()
@@ -85,6 +88,7 @@ class TrajectoryEngine:
         self._starts: dict[str, bytes] = {}
         self._branches = Branches()
         self._num_added = self._num_other_starts = 0
+        self._num_history_tokens = self._num_history_cached = 0
 
     # -- as an engine -------------------------------------------------------------------------------------------------
 
@@ -195,7 +199,8 @@ class TrajectoryEngine:
         return self._engine.expected_tensors()
 
     def apply_weights(self, named_tensors: Mapping[str, Any], version: PolicyVersion, *, recompute_kv: bool) -> float:
-        """As the engine's. What waits has no KV cache: its next action is of the new weights throughout."""
+        """As the engine's. Nothing is read that older weights have kept for what waits: its next action is of the new
+        weights throughout."""
         return self._engine.apply_weights(named_tensors, version, recompute_kv=recompute_kv)
 
     def prompt_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -222,6 +227,8 @@ class TrajectoryEngine:
             "num_sampling": len(self._running),
             "num_other_starts": self._num_other_starts,
             **self._branches.as_fields(),
+            "num_history_tokens": self._num_history_tokens,
+            "num_history_cached": self._num_history_cached,
             **self._environments.status(),
         }
 
@@ -240,7 +247,8 @@ class TrajectoryEngine:
             self._decide(underway)
             return
         self._running.add(underway.request.request_id)
-        self._engine.add(underway.next_request())
+        keeps = self._settings.waiting_kv == "keep"
+        self._engine.add(underway.next_request(grammar=self._grammar, reuses_history=keeps))
 
     def _take(self, generation: Generation) -> None:
         """An action is sampled."""
@@ -249,6 +257,9 @@ class TrajectoryEngine:
             return
         self._running.remove(generation.request_id)
         underway = self._underway[generation.request_id]
+        if underway.num_steps:  # not the first action, whose prompt is that of the group
+            self._num_history_tokens += generation.num_prompt_tokens
+            self._num_history_cached += generation.num_cached_tokens
         underway.act(generation, self._decode(generation.token_ids.tolist()))
         if generation.end_reason in (EndReason.ABORT, EndReason.ERROR):
             self._finish(underway, generation.end_reason)

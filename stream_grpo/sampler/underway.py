@@ -175,8 +175,11 @@ class Underway:
 
     # -- what goes out ------------------------------------------------------------------------------------------------
 
-    def next_request(self) -> GenerationRequest:
-        """The request for the next action: the whole history as it was sampled and observed, nothing encoded again."""
+    def next_request(self, *, grammar: str | None = None, reuses_history: bool = False) -> GenerationRequest:
+        """The request for the next action: the whole history as it was sampled and observed, nothing encoded again.
+
+        `reuses_history`: whether its keys and values may come from earlier actions.
+        """
         history = [token_id for piece in self._pieces for token_id in piece.token_ids]
         num_new = self.num_left if self._max_turn_tokens is None else min(self._max_turn_tokens, self.num_left)
         seed = self.seed if not self._actions else continued_seed(self.seed, len(history))
@@ -186,6 +189,8 @@ class Underway:
             seed=seed,
             max_new_tokens=num_new,
             episode=None,
+            grammar=grammar,
+            reads_cache=reuses_history or not self._actions,
         )
 
     def call(self, *, snapshot: bytes | None = None) -> Call:
