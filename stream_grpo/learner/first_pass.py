@@ -44,8 +44,8 @@ class Model(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy) of the last tokens under the sampler's distribution, [B, num_last] each.
 
-        `shared`: the same sequences as rows of several, where that is how they are computed. `turns_BT`: the action that
-        each sampled token is part of, -1 for all others, where a grammar makes that matter. `wanted_BK`: where the
+        `shared`: the same sequences as rows of several, where that is how they are computed. `turns_BT`: the action
+        that each sampled token is part of, -1 for all others, where a grammar makes that matter. `wanted_BK`: where the
         result is looked at; elsewhere it may be 0.
         """
 
