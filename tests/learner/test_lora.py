@@ -189,8 +189,18 @@ class _Apart:
         self._model = model
 
     @torch.no_grad()
-    def logprobs(self, distribution: Any, token_ids_BT: Tensor, num_last: int, shared: Any = None) -> Tensor:
+    def logprobs(
+        self,
+        distribution: Any,
+        token_ids_BT: Tensor,
+        num_last: int,
+        shared: Any = None,
+        support: Any = None,
+        *,
+        wanted_BK: Tensor | None = None,
+    ) -> Tensor:
         assert shared is None
+        assert support is None
         found: Tensor = distribution.logprobs(
             self._model(input_ids=token_ids_BT, logits_to_keep=num_last).logits, token_ids_BT[:, -num_last:]
         )
