@@ -4,8 +4,7 @@ The batches are those of a run, read from its journal step by step, or without `
 random Llama. Each case is a world of real processes under DeepSpeed in fp32. Goals: the loss of every step within 1e-5
 of that on one rank, every weight within 1e-4 at the end, and a checkpoint after which the steps are made again bit for
 bit. With `--resume-on N` a third of the steps each is made on `--ranks`, on N and on `--ranks` again, from one
-checkpoint to the next; the same goals for losses and weights. With `--saving` the several ranks save memory in every
-way there is, and the one does not. Exit code 1 where a goal is missed.
+checkpoint to the next; the same goals for losses and weights. Exit code 1 where one is missed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,8 +46,6 @@ from stream_grpo.types import Decision, EndReason, PolicyVersion, RewardResult, 
 MAX_LOSS_GAP, MAX_WEIGHT_GAP = 1e-5, 1e-4
 VOCAB = 64
 CASE_LIMIT_S = 300.0
-SAVING: Mapping[str, Any] = {"logits_bytes": 16 * 4 * VOCAB, "activation_checkpointing": True, "packing": True}
-"""Logits of 16 positions at a time, where the vocabulary is the small one."""
 
 
 class Trained(NamedTuple):
@@ -96,7 +92,6 @@ def main() -> int:
     parser.add_argument("--stages", type=int, nargs="*", choices=range(4), default=[0, 1, 2, 3], help="ZeRO stages")
     parser.add_argument("--resume-on", type=int, help="go on with so many ranks after a third, and back after another")
     parser.add_argument("--steps", type=int, default=20, help="train batches")
-    parser.add_argument("--saving", action="store_true", help="logits in pieces, layers computed again, packed rows")
     parser.add_argument("--run", type=Path, help="a run whose batches are replayed; by default random ones")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="check-ranks-") as name:
@@ -105,8 +100,7 @@ def main() -> int:
         num_steps = record(
             root / "batches", recorded(options.run) if options.run else drawn(options.steps), options.steps
         )
-        settings = SAVING if options.saving else {}
-        found = compare(root, config, options.stages, options.ranks, options.resume_on, settings)
+        found = compare(root, config, options.stages, options.ranks, options.resume_on)
     for stage, case in found.items():
         ranks = str(options.ranks) if options.resume_on is None else f"{options.ranks}, {options.resume_on}, then again"
         print(
@@ -193,25 +187,16 @@ def record(folder: Path, batches: Iterator[list[RolloutGroup]], num_steps: int) 
 
 
 def compare(
-    root: Path,
-    config: Config,
-    stages: Sequence[int],
-    num_ranks: int,
-    resume_on: int | None = None,
-    settings: Mapping[str, Any] = MappingProxyType({}),
+    root: Path, config: Config, stages: Sequence[int], num_ranks: int, resume_on: int | None = None
 ) -> dict[int, Compared]:
-    """Each stage on so many ranks, or on these and others by turns, against stage 1 on one.
-
-    `settings`: other ones of the learner, where there are several ranks.
-    """
+    """Each stage on so many ranks, or on these and others by turns, against stage 1 on one."""
     one = trained(root, config, Layout(1, 1))
     found = {}
     for stage in stages:
         if resume_on is None:
-            several = trained(root, config, Layout(num_ranks, stage), settings)
+            several = trained(root, config, Layout(num_ranks, stage))
         else:
-            layouts = [Layout(ranks, stage) for ranks in (num_ranks, resume_on, num_ranks)]
-            several = relayed(root, config, layouts, settings)
+            several = relayed(root, config, [Layout(ranks, stage) for ranks in (num_ranks, resume_on, num_ranks)])
         found[stage] = compared(one, several)
     return found
 
@@ -226,19 +211,14 @@ def compared(one: Trained, several: Trained) -> Compared:
     )
 
 
-def trained(root: Path, config: Config, layout: Layout, settings: Mapping[str, Any] = MappingProxyType({})) -> Trained:
+def trained(root: Path, config: Config, layout: Layout) -> Trained:
     """Train on the batches under `root` in a world of its own, the second half twice. Raises RuntimeError."""
     num_steps = len(list((root / "batches").iterdir()))
     with _folder(root) as out:
-        return _made(root, config, out, layout, Leg(0, num_steps, is_resumed=False, makes_again=True), settings)
+        return _made(root, config, out, layout, Leg(0, num_steps, is_resumed=False, makes_again=True))
 
 
-def relayed(
-    root: Path,
-    config: Config,
-    layouts: Sequence[Layout],
-    settings: Mapping[str, Any] = MappingProxyType({}),
-) -> Trained:
+def relayed(root: Path, config: Config, layouts: Sequence[Layout]) -> Trained:
     """The batches in as many parts, each on ranks of its own, from the checkpoint before. Raises RuntimeError."""
     num_steps = len(list((root / "batches").iterdir()))
     bounds = [num_steps * part // len(layouts) for part in range(len(layouts) + 1)]
@@ -246,7 +226,7 @@ def relayed(
     with _folder(root) as out:
         for (first, end), layout in zip(pairwise(bounds), layouts, strict=True):
             leg = Leg(first, end, is_resumed=first > 0, makes_again=False)
-            made = _made(root, config, out, layout, leg, settings)
+            made = _made(root, config, out, layout, leg)
             losses += made.losses
     return Trained(losses, made.weights, [])
 
@@ -259,9 +239,9 @@ def _folder(root: Path) -> Iterator[Path]:
     shutil.rmtree(out)
 
 
-def _made(root: Path, config: Config, out: Path, layout: Layout, leg: Leg, settings: Mapping[str, Any]) -> Trained:
+def _made(root: Path, config: Config, out: Path, layout: Layout, leg: Leg) -> Trained:
     """What one world makes of its batches. Raises RuntimeError where a rank fails."""
-    learner = config.learner.model_copy(update={**settings, **layout._asdict()})
+    learner = config.learner.model_copy(update=layout._asdict())
     config = config.model_copy(update={"learner": learner})
     with _world(layout.num_ranks, root, config, out, leg) as ranks:
         for rank in ranks:
@@ -334,8 +314,7 @@ def _loss(engine: Any, step: Any, folder: Path, config: Config) -> float:
     rewarded = step.rewarded(groups, vocab_size=engine.vocab_size, microbatch_tokens=learner.microbatch_tokens)
     batch: TrainBatch = make_train_batch(
         rewarded, step.advantages, vocab_size=engine.vocab_size, microbatch_tokens=learner.microbatch_tokens,
-        num_minibatches=learner.num_minibatches, num_ranks=learner.num_ranks, packing=learner.packing,
-        attention_cost=engine.attention_cost if learner.packing else None,
+        num_minibatches=learner.num_minibatches, num_ranks=learner.num_ranks,
     )  # fmt: skip
     return float(step.run(batch)["loss"])
 
