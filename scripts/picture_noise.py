@@ -131,7 +131,8 @@ def draw_replicas(axis: Axes, num_pairs: int) -> list[dict[str, float | str]]:
     """By replicas, at one noise; the points."""
     found: list[dict[str, float | str]] = []
     for line in (line for line in BY_NOISE if line.num_replicas == 1):
-        axis.plot(REPLICAS, [formula(line, NOISE_OF_REPLICAS, m) for m in REPLICAS], color=line.color, linewidth=1.2)
+        fine = range(REPLICAS[0], REPLICAS[-1] + 1)
+        axis.plot(fine, [formula(line, NOISE_OF_REPLICAS, m) for m in fine], color=line.color, linewidth=1.2)
         shares = [measured(line, NOISE_OF_REPLICAS, num_pairs, m) for m in REPLICAS]
         points(axis, REPLICAS, shares, num_pairs, line.color)
         found += [row(line, NOISE_OF_REPLICAS, m, share) for m, share in zip(REPLICAS, shares, strict=True)]
@@ -160,10 +161,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="a last line with all points")
     options = parser.parse_args()
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    figure, (by_noise, by_replicas) = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True, sharey=True)
+    figure, (by_noise, by_replicas) = plt.subplots(1, 2, figsize=(10, 4.4), constrained_layout=True, sharey=True)
     found = [*draw_noise(by_noise, options.pairs), *draw_replicas(by_replicas, options.pairs)]
     by_noise.set_ylim(-0.01, 0.5)
-    by_noise.legend(frameon=False, loc="upper left", title="lines: formula; points: measured", alignment="left")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, title="lines: formula; points: measured")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.out, dpi=130)
     farthest = max(found, key=lambda point: abs(float(point["measured"]) - float(point["formula"])))

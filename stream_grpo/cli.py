@@ -7,7 +7,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -131,13 +131,13 @@ def make_model(
     console = Console()
     with _errors(console):
         begun = time.monotonic()
-        from stream_grpo.lessons import LESSONS
+        from stream_grpo.lessons import Task
 
-        if task not in LESSONS:
-            raise ConfigError(f"--task {task}: expected {', '.join(LESSONS)}")
+        if task not in get_args(Task):
+            raise ConfigError(f"--task {task}: expected {', '.join(get_args(Task))}")
         from stream_grpo.make_model import make_model as make
 
-        make(out, seed, task=task, report=console.say)
+        make(out, seed, task=cast("Task", task), report=console.say)
         console.say(f"{out}: ready after {time.monotonic() - begun:.0f} s")
 
 

@@ -113,7 +113,7 @@ def test_a_change_of_the_ledger_is_blocked(kind: str) -> None:
 def test_pool_and_held_out_set_are_distinct_and_share_no_prompt() -> None:
     pool, held_out = rows(COUNTS, 0, held_out=False), rows(COUNTS, 0, held_out=True)
     for name in ("id", "prompt"):
-        values = [row[name] for row in (*pool, *held_out)]  # type: ignore[literal-required]
+        values = [row[name] for row in (*pool, *held_out)]
         assert len(set(values)) == len(values) == 2 * 30 * len(KINDS)
     assert {row["domain"] for row in held_out} == {f"stock-{kind}" for kind in KINDS}
     assert rows(COUNTS, 0, held_out=False) == pool

@@ -10,6 +10,7 @@ import pytest
 
 from stream_grpo import make_model, stock, stock_calls
 from stream_grpo.arithmetic_calls import Part
+from stream_grpo.lessons import LESSONS
 from stream_grpo.stock import Request
 from stream_grpo.stock_calls import MAX_STEPS, parts_of
 
@@ -126,10 +127,10 @@ def test_training_covers_what_the_teacher_writes_with_its_ends_alone() -> None:
     token_ids_BT, targets_BT = make_model._batch(random.Random(0), 60, 0.2, "records")
     tokens = {i: token for token, i in make_model.vocabulary_of("records").items()}
     rng = random.Random(0)
-    shares = make_model.LESSONS["records"].shares
+    shares = LESSONS["records"].shares
     kinds = rng.choices(list(shares), weights=list(shares.values()), k=60)
     for kind, ids, targets in zip(kinds, token_ids_BT.tolist(), targets_BT.tolist(), strict=True):
-        parts = make_model.LESSONS["records"].example(kind, rng, 0.2)
+        parts = LESSONS["records"].example(kind, rng, 0.2)
         whole = "".join(part.text + "<eos>" * part.is_action for part in parts)
         assert "".join(tokens[i] for i in ids).replace("<pad>", "") == whole
         trained = "".join(tokens[i] for i in targets if i != make_model.IGNORED)

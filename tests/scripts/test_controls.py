@@ -15,6 +15,8 @@ import controls_environments
 from controls import Threshold, is_right, line
 from controls_environments import judge, main
 
+from stream_grpo.experiments.cells import Cell, Series
+
 TENTH = Threshold(least_rise=0.10, least_low=0.05)
 
 
@@ -77,7 +79,7 @@ def test_both_runs_of_an_environment_are_of_its_configuration_and_differ_in_the_
 ) -> None:
     made: dict[str, Any] = {}
 
-    def made_here(series: controls_environments.Series, cell: controls_environments.Cell, say: object) -> Path:
+    def made_here(series: Series, cell: Cell, say: object) -> Path:
         made[cell.name] = series.config(cell)
         run = made[cell.name].run_dir
         run.mkdir(parents=True)
@@ -85,7 +87,7 @@ def test_both_runs_of_an_environment_are_of_its_configuration_and_differ_in_the_
         return Path(run)
 
     monkeypatch.setattr(controls_environments, "made_model", lambda root, task: root / task)
-    monkeypatch.setattr(controls_environments.Series, "made", made_here)
+    monkeypatch.setattr(Series, "made", made_here)
     monkeypatch.setattr(sys, "argv", ["controls_environments", "--root", str(tmp_path), "--steps", "7"])
     assert main() == 1  # nothing has risen
     assert list(made) == ["as-it-is", "learning-rate-0"]  # of the second environment, in a folder of its own
