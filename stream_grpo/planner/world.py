@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,7 @@ class SamplerTimes:
     def cycle_s(self, num_running: float) -> float: ...
     @overload
     def cycle_s(self, num_running: NDArray[np.int64]) -> NDArray[np.float64]: ...
-    def cycle_s(self, num_running: float | NDArray[np.int64]) -> float | NDArray[np.float64]:
+    def cycle_s(self, num_running: Any) -> Any:
         """Seconds from the begin of an engine step to that of the next."""
         return self.base_s + (self.per_sequence_s + self.between_per_sequence_s) * num_running
 
