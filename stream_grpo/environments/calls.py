@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 _MAX_NAME = 64
+# Of JSON under a grammar, in a row: a new line and two levels of two.
+_MAX_WHITE_SPACE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class CallFormat:
             schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
             # A closing mark inside a text would be read as the end of the call.
             content = {"type": "json_schema", "json_schema": schema, "excludes": [self.close]}
+            # Without a bound a poor policy spends its tokens on white space.
+            content["max_whitespace_cnt"] = _MAX_WHITE_SPACE
         tag = {"type": "tag", "begin": self.open, "content": content, "end": self.close}
         tags = {"type": "triggered_tags", "triggers": [self.open], "tags": [tag], "stop_after_first": True}
         return {"type": "structural_tag", "format": tags}
