@@ -3,7 +3,8 @@
 The batches are those of a run, read from its journal step by step, or without `--run` drawn from a seed for a small
 random Llama. Each case is a world of real processes under DeepSpeed in fp32. Goals: the loss of every step within 1e-5
 of that on one rank, every weight within 1e-4 at the end, and a checkpoint after which the steps are made again bit for
-bit. Exit code 1 where one is missed.
+bit. With `--resume-on N` a third of the steps each is made on `--ranks`, on N and on `--ranks` again, from one
+checkpoint to the next; the same goals for losses and weights. Exit code 1 where one is missed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event
@@ -30,13 +32,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stream_grpo.config import Config
 from stream_grpo.config_file import load_run, parse
 from stream_grpo.learner.batching import TrainBatch, make_train_batch
+from stream_grpo.learner.checkpoint import newest_complete, write_checkpoint
 from stream_grpo.learner.follower import Follower
+from stream_grpo.learner.layout import Layout
 from stream_grpo.learner.lead import LeadEngine, LeadStep
 from stream_grpo.learner.ranks import ALONE
+from stream_grpo.learner.universal import ENGINE, fitting
 from stream_grpo.parts import learner_crew, learner_engine, learner_step
 from stream_grpo.rollouts.views import Groups, journal_of
 from stream_grpo.transport.codec import decode_group, encode_group
-from stream_grpo.types import Decision, EndReason, RewardResult, Rollout, RolloutGroup
+from stream_grpo.types import Decision, EndReason, PolicyVersion, RewardResult, Rollout, RolloutGroup
 
 MAX_LOSS_GAP, MAX_WEIGHT_GAP = 1e-5, 1e-4
 VOCAB = 64
@@ -52,17 +57,32 @@ class Trained(NamedTuple):
     """The losses of the second half once more, from the checkpoint between the halves."""
 
 
+class Leg(NamedTuple):
+    """What one world does."""
+
+    first: int
+    """The batch that it begins with."""
+    end: int
+    """The first batch that it leaves."""
+    is_resumed: bool
+    """Whether it goes on from the newest checkpoint that there is."""
+    makes_again: bool
+    """Whether it goes back to its own checkpoint at the end."""
+
+
 class Compared(NamedTuple):
     """One case against one rank."""
 
     loss_gap: float
     weight_gap: float
-    is_resumed_exactly: bool
+    is_resumed_exactly: bool | None
+    """None where the ranks that go on are others."""
 
     @property
     def is_met(self) -> bool:
         """Whether all goals are."""
-        return self.loss_gap <= MAX_LOSS_GAP and self.weight_gap <= MAX_WEIGHT_GAP and self.is_resumed_exactly
+        is_near = self.loss_gap <= MAX_LOSS_GAP and self.weight_gap <= MAX_WEIGHT_GAP
+        return is_near and self.is_resumed_exactly is not False
 
 
 def main() -> int:
@@ -70,6 +90,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="a last line with all figures")
     parser.add_argument("--ranks", type=int, default=2, help="ranks of each case")
     parser.add_argument("--stages", type=int, nargs="*", choices=range(4), default=[0, 1, 2, 3], help="ZeRO stages")
+    parser.add_argument("--resume-on", type=int, help="go on with so many ranks after a third, and back after another")
     parser.add_argument("--steps", type=int, default=20, help="train batches")
     parser.add_argument("--run", type=Path, help="a run whose batches are replayed; by default random ones")
     options = parser.parse_args()
@@ -79,16 +100,17 @@ def main() -> int:
         num_steps = record(
             root / "batches", recorded(options.run) if options.run else drawn(options.steps), options.steps
         )
-        found = compare(root, config, options.stages, options.ranks)
+        found = compare(root, config, options.stages, options.ranks, options.resume_on)
     for stage, case in found.items():
+        ranks = str(options.ranks) if options.resume_on is None else f"{options.ranks}, {options.resume_on}, then again"
         print(
-            f"ZeRO {stage}, {options.ranks} ranks against 1, {num_steps} steps: loss {case.loss_gap:.1e} (goal "
-            f"{MAX_LOSS_GAP:g}), weights {case.weight_gap:.1e} (goal {MAX_WEIGHT_GAP:g}), "
-            f"resumed exactly: {case.is_resumed_exactly}"
+            f"ZeRO {stage}, {ranks} ranks against 1, {num_steps} steps: loss {case.loss_gap:.1e} (goal "
+            f"{MAX_LOSS_GAP:g}), weights {case.weight_gap:.1e} (goal {MAX_WEIGHT_GAP:g})"
+            + ("" if case.is_resumed_exactly is None else f", resumed exactly: {case.is_resumed_exactly}")
         )
     if options.json:
         cases = {str(stage): case._asdict() for stage, case in found.items()}
-        print(json.dumps({"ranks": options.ranks, "steps": num_steps, "stages": cases}))
+        print(json.dumps({"ranks": options.ranks, "resume_on": options.resume_on, "steps": num_steps, "stages": cases}))
     return 0 if all(case.is_met for case in found.values()) else 1
 
 
@@ -164,43 +186,81 @@ def record(folder: Path, batches: Iterator[list[RolloutGroup]], num_steps: int) 
     return len(steps)
 
 
-def compare(root: Path, config: Config, stages: Sequence[int], num_ranks: int) -> dict[int, Compared]:
-    """Each stage on so many ranks against stage 1 on one."""
-    one = trained(root, config, stage=1, num_ranks=1)
+def compare(
+    root: Path, config: Config, stages: Sequence[int], num_ranks: int, resume_on: int | None = None
+) -> dict[int, Compared]:
+    """Each stage on so many ranks, or on these and others by turns, against stage 1 on one."""
+    one = trained(root, config, Layout(1, 1))
     found = {}
     for stage in stages:
-        several = trained(root, config, stage=stage, num_ranks=num_ranks)
-        num_again = len(several.again)
-        found[stage] = Compared(
-            loss_gap=max(abs(a - b) for a, b in zip(one.losses, several.losses, strict=True)),
-            weight_gap=max(float((one.weights[n] - w).abs().max()) for n, w in several.weights.items()),
-            is_resumed_exactly=num_again > 0 and several.again == several.losses[-num_again:],
-        )
+        if resume_on is None:
+            several = trained(root, config, Layout(num_ranks, stage))
+        else:
+            several = relayed(root, config, [Layout(ranks, stage) for ranks in (num_ranks, resume_on, num_ranks)])
+        found[stage] = compared(one, several)
     return found
 
 
-def trained(root: Path, config: Config, *, stage: int, num_ranks: int) -> Trained:
-    """Train on the batches under `root` in a world of its own. Raises RuntimeError where a rank fails."""
-    learner = config.learner.model_copy(update={"zero_stage": stage, "num_ranks": num_ranks})
-    config = config.model_copy(update={"learner": learner})
+def compared(one: Trained, several: Trained) -> Compared:
+    """The largest gaps."""
+    num_again = len(several.again)
+    return Compared(
+        loss_gap=max(abs(a - b) for a, b in zip(one.losses, several.losses, strict=True)),
+        weight_gap=max(float((one.weights[n] - w).abs().max()) for n, w in several.weights.items()),
+        is_resumed_exactly=several.again == several.losses[-num_again:] if num_again else None,
+    )
+
+
+def trained(root: Path, config: Config, layout: Layout) -> Trained:
+    """Train on the batches under `root` in a world of its own, the second half twice. Raises RuntimeError."""
+    num_steps = len(list((root / "batches").iterdir()))
+    with _folder(root) as out:
+        return _made(root, config, out, layout, Leg(0, num_steps, is_resumed=False, makes_again=True))
+
+
+def relayed(root: Path, config: Config, layouts: Sequence[Layout]) -> Trained:
+    """The batches in as many parts, each on ranks of its own, from the checkpoint before. Raises RuntimeError."""
+    num_steps = len(list((root / "batches").iterdir()))
+    bounds = [num_steps * part // len(layouts) for part in range(len(layouts) + 1)]
+    losses: list[float] = []
+    with _folder(root) as out:
+        for (first, end), layout in zip(pairwise(bounds), layouts, strict=True):
+            leg = Leg(first, end, is_resumed=first > 0, makes_again=False)
+            made = _made(root, config, out, layout, leg)
+            losses += made.losses
+    return Trained(losses, made.weights, [])
+
+
+@contextmanager
+def _folder(root: Path) -> Iterator[Path]:
     out = root / f"out-{uuid.uuid4().hex}"
     out.mkdir()
-    with _world(num_ranks, root, config, out) as ranks:
+    yield out
+    shutil.rmtree(out)
+
+
+def _made(root: Path, config: Config, out: Path, layout: Layout, leg: Leg) -> Trained:
+    """What one world makes of its batches. Raises RuntimeError where a rank fails."""
+    learner = config.learner.model_copy(update=layout._asdict())
+    config = config.model_copy(update={"learner": learner})
+    with _world(layout.num_ranks, root, config, out, leg) as ranks:
         for rank in ranks:
             rank.join(CASE_LIMIT_S)
     if codes := [rank.exitcode for rank in ranks if rank.exitcode != 0]:
-        raise RuntimeError(f"ZeRO {stage} on {num_ranks} ranks: exit codes {codes} (None: not ended in time)")
+        raise RuntimeError(
+            f"ZeRO {layout.zero_stage} on {layout.num_ranks} ranks: exit codes {codes} (None: not ended in time)"
+        )
     losses = json.loads((out / "losses.json").read_text())
     # What a plain reader loads, so that the export is looked at too.
     weights = load_file(out / "model" / "model.safetensors")
-    shutil.rmtree(out)
     return Trained(losses["losses"], weights, losses["again"])
 
 
 @contextmanager
-def _world(num_ranks: int, root: Path, config: Config, out: Path) -> Iterator[list[BaseProcess]]:
+def _world(num_ranks: int, root: Path, config: Config, out: Path, leg: Leg) -> Iterator[list[BaseProcess]]:
     spawn = multiprocessing.get_context("spawn")
-    ranks = [spawn.Process(target=_rank, args=(rank, root, config, out)) for rank in range(num_ranks)]
+    here = out / "ranks" / uuid.uuid4().hex
+    ranks = [spawn.Process(target=_rank, args=(rank, root, config, out, here, leg)) for rank in range(num_ranks)]
     for rank in ranks:
         rank.start()
     try:
@@ -211,30 +271,41 @@ def _world(num_ranks: int, root: Path, config: Config, out: Path) -> Iterator[li
             rank.join()
 
 
-def _rank(rank: int, root: Path, config: Config, out: Path) -> None:
-    crew = learner_crew(config, rank, out / "ranks" / "here") if config.learner.num_ranks > 1 else None
+def _rank(rank: int, root: Path, config: Config, out: Path, rendezvous: Path, leg: Leg) -> None:
+    crew = learner_crew(config, rank, rendezvous) if config.learner.num_ranks > 1 else None
     engine = learner_engine(config)
     step = learner_step(config, engine, crew or ALONE)
     if crew is None:
-        _lead(engine, step, root, config, out)
+        _lead(engine, step, root, config, out, leg)
     elif rank == 0:
-        _lead(LeadEngine(engine, crew), LeadStep(step, crew), root, config, out)
+        _lead(LeadEngine(engine, crew), LeadStep(step, crew), root, config, out, leg)
         crew.dismiss()
     else:
         Follower(engine, step, crew).run(Event())
 
 
-def _lead(engine: Any, step: Any, root: Path, config: Config, out: Path) -> None:
-    """All steps, a checkpoint half way, and from there once more."""
-    folders = sorted((root / "batches").iterdir())
-    half = len(folders) // 2
+def _lead(engine: Any, step: Any, root: Path, config: Config, out: Path, leg: Leg) -> None:
+    """The steps of a leg and a checkpoint: half way, from where they are made once more, or at the end."""
+    folders = sorted((root / "batches").iterdir())[leg.first : leg.end]
+    if leg.is_resumed:
+        _restore(engine, step, config, out)
+    half = len(folders) // 2 if leg.makes_again else len(folders)
     losses = [_loss(engine, step, folder, config) for folder in folders[:half]]
-    engine.save(out / "checkpoint", step.state())
+    version, state = PolicyVersion(0, leg.first + half), step.state()
+    write_checkpoint(out / "checkpoints", version, lambda path: engine.save(path / ENGINE, state))
     losses += [_loss(engine, step, folder, config) for folder in folders[half:]]
     engine.export(out / "model")
-    step.restore(engine.load(out / "checkpoint"))
-    again = [_loss(engine, step, folder, config) for folder in folders[half:]]
+    again = []
+    if leg.makes_again:
+        _restore(engine, step, config, out)
+        again = [_loss(engine, step, folder, config) for folder in folders[half:]]
     (out / "losses.json").write_text(json.dumps({"losses": losses, "again": again}))
+
+
+def _restore(engine: Any, step: Any, config: Config, out: Path) -> None:
+    newest, _ = newest_complete(out / "checkpoints")
+    assert newest is not None
+    step.restore(engine.load(fitting(newest, Layout(config.learner.num_ranks, config.learner.zero_stage))))
 
 
 def _loss(engine: Any, step: Any, folder: Path, config: Config) -> float:

@@ -2,7 +2,9 @@
 
 Both nodes are network namespaces of this machine, joined by a bridge, each with a Ray of its own whose files the other
 does not see. The command, buffer, curator, a learner of two ranks and a sampler are on the first; on the second is a
-sampler that gets all it needs over keyed sockets, weights included. Needs root, for namespaces.
+sampler that gets all it needs over keyed sockets, weights included. With `--learner-spread` the two share the run's
+folder instead, and the second rank of the learner is on the second node: while the cable is cut the learner waits, and
+goes on in the same processes. Needs root, for namespaces.
 """
 
 from __future__ import annotations
@@ -89,6 +91,18 @@ class Node:
         """Put it back."""
         ip("link", "set", self.cable, "up")
 
+    def runs(self, part: str) -> bool:
+        """Whether a process of this node writes the log of a part."""
+        for pid in self._pids():
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/1").endswith(f"/logs/{part}.log"):
+                    return True
+        return False
+
+    def _pids(self) -> list[int]:
+        said = subprocess.run(["ip", "netns", "pids", self._name], capture_output=True, text=True).stdout
+        return [int(pid) for pid in said.split()]
+
     def close(self) -> None:
         """End what runs here, and take the namespace away."""
         for child in reversed(self._children):
@@ -96,10 +110,9 @@ class Node:
                 os.killpg(child.pid, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 child.wait(20)
-        left = subprocess.run(["ip", "netns", "pids", self._name], capture_output=True, text=True).stdout.split()
-        for pid in left:  # they live in this namespace, so they are ours
+        for pid in self._pids():  # they live in this namespace, so they are ours
             with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         self._holder.wait(10)
         with suppress(subprocess.CalledProcessError):
             ip("netns", "del", self._name)
@@ -125,13 +138,17 @@ def two_nodes(folder: Path) -> Iterator[tuple[Node, Node]]:
         ip("link", "del", BRIDGE)
 
 
-def start_ray(first: Node, second: Node, folder: Path) -> None:
-    """A head node with room for all but one sampler, and one with room for that sampler."""
+def start_ray(first: Node, second: Node, folder: Path, *, spreads: bool) -> None:
+    """A head node with room for all but one sampler, and one with room for that sampler; or each for half of all."""
     ray = [str(BIN / "ray"), "start", "--block", "--disable-usage-stats", f"--object-store-memory={80 << 20}"]
-    head = ["--head", f"--port={PORT}", "--include-dashboard=false", "--num-cpus=3"]
+    head = ["--head", f"--port={PORT}", "--include-dashboard=false", f"--num-cpus={2 if spreads else 3}"]
     first.start([*ray, *head, f"--node-ip-address={first.address}"], folder / "ray1.log")
     wait("Ray's head", lambda: "Ray runtime started" in (folder / "ray1.log").read_text(), 120)
-    worker = [f"--address={first.address}:{PORT}", "--num-cpus=1", f"--node-ip-address={second.address}"]
+    worker = [
+        f"--address={first.address}:{PORT}",
+        f"--num-cpus={2 if spreads else 1}",
+        f"--node-ip-address={second.address}",
+    ]
     second.start([*ray, *worker], folder / "ray2.log")
     wait("Ray's second node", lambda: "Ray runtime started" in (folder / "ray2.log").read_text(), 120)
 
@@ -149,7 +166,7 @@ def wait(whom: str, holds: Callable[[], bool], limit_s: float) -> float:
 class Training:
     """The run, as its command and its folder show it."""
 
-    def __init__(self, node: Node, models: Path, folder: Path, num_steps: int) -> None:
+    def __init__(self, node: Node, models: Path, folder: Path, num_steps: int, *, spreads: bool) -> None:
         self.dir, self._log = folder / "runs" / "r", folder / "train.log"
         settings: dict[str, object] = {
             "run.root": folder / "runs",
@@ -159,9 +176,11 @@ class Training:
             "pool.files": json.dumps([str(models / "pool.jsonl")]),
             "evaluation.files": json.dumps([str(models / "heldout.jsonl")]),
             "evaluation.num_problems": 0,
-            "evaluation.interval": 0,
+            "evaluation.interval": 10,
+            "evaluation.interval_problems": 8,
+            "evaluation.interval_samples": 1,
             "cluster.address": f"{node.address}:{PORT}",
-            "cluster.node_root": folder / "node2",
+            **({"cluster.learner": "spread"} if spreads else {"cluster.node_root": folder / "node2"}),
             "sampler.num_samplers": 2,
             "sampler.group_size": 8,
             "sampler.max_num_seqs": 64,
@@ -221,15 +240,17 @@ def samplers_by_node(run_dir: Path) -> dict[str, str]:
     return {sampler["node"]: sampler["name"] for sampler in json.loads(said)["samplers"]}
 
 
-def check(models: Path, folder: Path, num_steps: int, cut_s: float) -> dict[str, Any]:
+def check(models: Path, folder: Path, num_steps: int, cut_s: float, *, spreads: bool) -> dict[str, Any]:
     """Train, cut, mend, end. Raises Failed."""
     with two_nodes(folder) as (first, second):
-        start_ray(first, second, folder)
-        training = Training(first, models, folder, num_steps)
+        start_ray(first, second, folder, spreads=spreads)
+        training = Training(first, models, folder, num_steps, spreads=spreads)
         training.until("the first steps", lambda: training.step >= 3, BEGIN_S)
         by_node = samplers_by_node(training.dir)
         if by_node.keys() != {first.address, second.address}:
             raise Failed(f"one sampler on each node was expected, found {by_node}")
+        if not first.runs("learner") or second.runs("learner-1") != spreads:
+            raise Failed(f"learner-1 on the {'second' if spreads else 'first'} node was expected")
         far = by_node[second.address]
         training.until(f"groups of {far}", lambda: training.sampler(far).get("num_groups_done", 0) > 0, 60)
         before, version = training.step, training.sampler(far)["version"]
@@ -249,8 +270,9 @@ def check(models: Path, folder: Path, num_steps: int, cut_s: float) -> dict[str,
         summary = json.loads((training.dir / "summary.json").read_text())
         refused = {
             part: next(line["wire_refused"] for line in reversed(training.lines("status")) if line["part"] == part)
-            for part in ("buffer", "curator")
+            for part in ("buffer", "curator", *([] if spreads else ["weights"]))
         }
+        pulled = folder / "node2" / "r" / far / "weights"
         found = {
             "steps": summary["steps"],
             "steps_while_cut": during,
@@ -259,11 +281,14 @@ def check(models: Path, folder: Path, num_steps: int, cut_s: float) -> dict[str,
             "ledger_closes": summary["ledger_closes"],
             "lost_in_sampler": summary["lost_in_sampler"],
             "groups": summary["groups"],
-            "restarts": training.output.count("starting it again"),
+            "evaluations": len(training.lines("evaluation")),
+            "restarts": training.output.count(" again ("),
             "wire_refused": refused,
-            "weights_pulled": sorted(path.name for path in (folder / "node2" / "r" / far / "weights").iterdir()),
+            "weights_pulled": [] if spreads else sorted(path.name for path in pulled.iterdir()),
         }
-        if during < 1 or summary["steps"] != num_steps or not summary["ledger_closes"] or found["restarts"]:
+        # A learner on both nodes makes no step without the cable, but for one that is under way.
+        is_as_expected = during <= 1 if spreads else during >= 1
+        if not is_as_expected or summary["steps"] != num_steps or not summary["ledger_closes"] or found["restarts"]:
             raise Failed(json.dumps(found))
         return found
 
@@ -274,6 +299,7 @@ def main() -> None:
     arguments.add_argument("--models", type=Path, help="folder of make-model")
     arguments.add_argument("--steps", type=int, default=120)
     arguments.add_argument("--cut", type=float, default=20.0, help="seconds without the cable")
+    arguments.add_argument("--learner-spread", action="store_true", help="a rank of the learner on each node")
     arguments.add_argument("--keep", action="store_true", help="keep the folder of the run and of all logs")
     chosen = arguments.parse_args()
     if os.geteuid() != 0:
@@ -284,7 +310,7 @@ def main() -> None:
         if models is None:
             models = folder / "models"
             subprocess.run([sys.executable, "-m", "stream_grpo.cli", "make-model", str(models)], check=True, cwd=ROOT)
-        found = check(models.resolve(), folder, chosen.steps, chosen.cut)
+        found = check(models.resolve(), folder, chosen.steps, chosen.cut, spreads=chosen.learner_spread)
     except Failed as error:
         sys.exit(f"two_nodes: {error}\nlogs: {folder}")
     if chosen.json:

@@ -7,7 +7,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -125,17 +125,19 @@ def evaluate(
 def make_model(
     out: Annotated[Path, typer.Argument(help="Folder to write: model/, pool.jsonl, heldout.jsonl.")],
     seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="The same seed gives the same files.")] = 0,
-    task: Annotated[str, typer.Option(help="scratchpad; or calculator: it calls a tool.")] = "scratchpad",
+    task: Annotated[str, typer.Option(help="scratchpad; or calculator, records: it calls a tool.")] = "scratchpad",
 ) -> None:
-    """Make a small Llama that adds numbers and often fails, with a scratchpad or a tool, and its problems."""
+    """Make a small Llama that can do a task and often fails, and its problems."""
     console = Console()
     with _errors(console):
         begun = time.monotonic()
-        if task not in ("scratchpad", "calculator"):
-            raise ConfigError(f"--task {task}: expected scratchpad or calculator")
+        from stream_grpo.lessons import Task
+
+        if task not in get_args(Task):
+            raise ConfigError(f"--task {task}: expected {', '.join(get_args(Task))}")
         from stream_grpo.make_model import make_model as make
 
-        make(out, seed, task="calculator" if task == "calculator" else "scratchpad", report=console.say)
+        make(out, seed, task=cast("Task", task), report=console.say)
         console.say(f"{out}: ready after {time.monotonic() - begun:.0f} s")
 
 

@@ -20,6 +20,7 @@ from stream_grpo.config_alarms import Alarms
 from stream_grpo.config_cluster import Cluster, cluster_complaints
 from stream_grpo.config_environment import Environment
 from stream_grpo.config_http import Judge
+from stream_grpo.config_lora import Lora, lora_complaints
 from stream_grpo.config_rewards import Composition, Hidden, Name, Shaping, composition_complaints, sample_complaints
 
 ProblemField = Literal["prompt", "answer", "verifier", "problem_id", "domain", "source"]
@@ -254,7 +255,9 @@ class Learner(Section):
     zero_stage: Literal[0, 1, 2, 3] = 1
     """DeepSpeed ZeRO: what ranks cut up. 1: the optimizer's state; 2: gradients too; 3: weights too; 0: nothing."""
     num_ranks: int = Field(1, ge=1, le=1024)
-    """Learner processes on CPU, `num_threads` each, among which every train batch is split."""
+    """Learner processes, `num_threads` each, among which every train batch is split."""
+    lora: Lora = Lora()
+    """A low-rank adapter in place of all weights, `[learner.lora]`."""
     collective_timeout_s: float = Field(600.0, gt=0)
     """A rank that keeps the others waiting for so long in one call ends them all; the error names it."""
     microbatch_tokens: int = Field(16384, ge=1)
@@ -276,7 +279,7 @@ class Learner(Section):
     num_threads: int = Field(1, ge=1)
     """Compute threads on CPU."""
     num_gpus: float = Field(0, ge=0)
-    """GPUs of the learner, as Ray counts them; only with one rank."""
+    """GPUs of each rank, as Ray counts them; 0 or 1 with several ranks."""
     checkpoint_interval: int = Field(50, ge=1)
     """Learner steps between two checkpoints; the last step always makes one."""
     keep_checkpoints: int = Field(2, ge=1)
@@ -365,8 +368,12 @@ class Rewards(Section):
 class Weights(Section):
     """How new weights reach samplers, and how they are proved."""
 
+    transfer: Literal["files", "nccl"] = "files"
+    """How tensors come to samplers: as files, or from GPU to GPU through vLLM's weight transfer."""
     keep_versions: int = Field(3, ge=2)
     """Published versions that stay on disk."""
+    publish: Literal["full", "changed"] = "full"
+    """`changed`: a version holds the tensors that differ from the version before, and names where the others are."""
     poll_interval_s: float = Field(0.01, gt=0)
     """How often a sampler looks for new weights."""
     on_update: Literal["keep", "finish", "restart"] = "keep"
@@ -522,10 +529,42 @@ def _complaints(config: Config) -> Iterable[str]:
         config.cluster,
         sampler_gpus=config.sampler.num_gpus,
         learner_gpus=config.learner.num_gpus,
-        evaluation_interval=config.evaluation.interval,
         evaluates_around=config.evaluation.is_around,
     )
     yield from _environment_complaints(config)
+    yield from _transfer_complaints(config)
+
+
+def _transfer_complaints(config: Config) -> Iterable[str]:
+    if config.weights.transfer != "nccl":
+        return
+    sampler, learner = config.sampler, config.learner
+    if sampler.num_gpus < 1 or learner.num_gpus < 1:
+        yield (
+            f"weights.transfer = nccl with sampler.num_gpus = {sampler.num_gpus:g} and learner.num_gpus = "
+            f"{learner.num_gpus:g}: NCCL goes from GPU to GPU, and wants one of its own at either end; use files, or "
+            f"num_gpus of 1 or more for both"
+        )
+    if sampler.engine != "async":
+        yield (
+            f"weights.transfer = nccl with sampler.engine = {sampler.engine}: vLLM's weight transfer is that of its "
+            f"AsyncLLM; use engine = 'async', or transfer = 'files'"
+        )
+    if learner.lora.rank:
+        yield (
+            f"weights.transfer = nccl with learner.lora.rank = {learner.lora.rank}: an adapter is small, and samplers "
+            f"add it to their own model folder; use transfer = 'files'"
+        )
+    if config.weights.publish == "changed":
+        yield (
+            "weights.transfer = nccl with weights.publish = changed: over NCCL all tensors go, to each sampler; use "
+            "publish = 'full', or transfer = 'files'"
+        )
+    if config.cluster.node_root is not None:
+        yield (
+            "weights.transfer = nccl with cluster.node_root: manifests and probes go by files that all nodes see; "
+            "share run.root, or use transfer = 'files'"
+        )
 
 
 def _curator_complaints(curator: Curator) -> Iterable[str]:
@@ -560,6 +599,11 @@ def _environment_complaints(config: Config) -> Iterable[str]:
         yield (
             f"weights.on_update = {config.weights.on_update} with environment.name = {environment.name}: a trajectory "
             f"that waits for its environment would keep new weights waiting too, or be sampled anew; use keep"
+        )
+    if environment.waiting_kv == "keep" and not config.sampler.prefix_cache:
+        yield (
+            "environment.waiting_kv = keep with sampler.prefix_cache = false: keys and values are kept nowhere but in "
+            "the prefix cache; use sampler.prefix_cache = true, or waiting_kv = drop"
         )
     num_calls = environment.max_retries + 1
     if config.stream.sample_deadline_s <= num_calls * environment.step_timeout_s:
@@ -657,6 +701,7 @@ def _stream_complaints(config: Config) -> Iterable[str]:
         )
     yield from _rank_complaints(config)
     yield from _critic_complaints(config)
+    yield from lora_complaints(learner.lora, kl_reference=config.algo.kl_reference, has_critic=config.algo.has_critic)
     num_sequences = stream.groups_per_step * config.sampler.group_size
     if learner.zero_stage == 3 and config.algo.kl_reference in ("refreshed", "ema"):
         yield (
@@ -710,10 +755,10 @@ def _rank_complaints(config: Config) -> Iterable[str]:
             f"(stream.groups_per_step x sampler.group_size / learner.num_minibatches), and more ranks would have none; "
             f"use at most {num_sequences}"
         )
-    if learner.num_ranks > 1 and learner.num_gpus:
+    if learner.num_ranks > 1 and learner.num_gpus not in (0, 1):
         yield (
-            f"learner.num_ranks = {learner.num_ranks} with learner.num_gpus = {learner.num_gpus:g}: several ranks run "
-            f"on CPUs, from whose memory gloo sends; use num_gpus = 0, or num_ranks = 1"
+            f"learner.num_ranks = {learner.num_ranks} with learner.num_gpus = {learner.num_gpus:g}: NCCL wants one GPU "
+            f"for each rank; use num_gpus = 1, or 0 for ranks on CPUs"
         )
 
 

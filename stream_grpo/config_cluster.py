@@ -21,6 +21,8 @@ class Cluster(BaseModel):
     """Of a Ray cluster, as `10.0.0.1:6379`; None starts a local Ray that ends with the run."""
     samplers: Literal["spread", "pack"] = "spread"
     """Whether samplers are placed on as many nodes as there are, or on as few."""
+    learner: Literal["here", "pack", "spread"] = "here"
+    """Where learner.num_ranks are: on the node of the command, or over nodes that share run.root, as few or many."""
     server_node: str | None = None
     """IP of the node of buffer and curator, which must see the run's folder. None: the node of the command."""
     node_root: Path | None = None
@@ -32,7 +34,7 @@ class Cluster(BaseModel):
 
 
 def cluster_complaints(
-    cluster: Cluster, *, sampler_gpus: float, learner_gpus: float, evaluation_interval: int, evaluates_around: bool
+    cluster: Cluster, *, sampler_gpus: float, learner_gpus: float, evaluates_around: bool
 ) -> Iterable[str]:
     """What cannot work together: the setting, its value, the reason, and what would be right."""
     for name in ("server_node", "node_root"):
@@ -41,6 +43,16 @@ def cluster_complaints(
                 f"cluster.{name} = {str(getattr(cluster, name))!r} without cluster.address: a local Ray has one node; "
                 f"name the cluster's address, or leave {name} out"
             )
+    if cluster.learner != "here" and cluster.address is None:
+        yield (
+            f"cluster.learner = {cluster.learner!r} without cluster.address: a local Ray has one node; name the "
+            f"cluster's address, or leave learner out"
+        )
+    if cluster.learner != "here" and cluster.node_root is not None:
+        yield (
+            f"cluster.learner = {cluster.learner!r} with cluster.node_root: every rank writes its part of a checkpoint "
+            f"into the run's folder, which other nodes do not see; share run.root, or use learner = 'here'"
+        )
     if cluster.address is not None and "://" in cluster.address:
         yield (
             f"cluster.address = {cluster.address!r}: the command itself must run on a node of the cluster, whose Ray "
@@ -55,11 +67,6 @@ def cluster_complaints(
         yield (
             f"cluster.node_root = {str(cluster.node_root)!r}: another node has no working directory of this command; "
             f"use an absolute path"
-        )
-    if cluster.node_root is not None and evaluation_interval:
-        yield (
-            f"evaluation.interval = {evaluation_interval} with cluster.node_root: the first sampler writes its "
-            f"evaluations into the run's folder, which other nodes do not see; use interval = 0, or share run.root"
         )
     if cluster.colocate and not (sampler_gpus > 0 and learner_gpus > 0 and sampler_gpus + learner_gpus <= 1):
         yield (

@@ -32,11 +32,22 @@ class Environment(BaseModel):
     """Stands after it."""
     observation_role: Literal["tool", "user", "system"] = "tool"
     """Whose message an observation is, where model.prompt_format is `chat`."""
+    grammar: bool = False
+    """Sample what follows the opening mark of a call from valid calls alone; all other text is free. The learner's
+    logprobs are over the same tokens. For environments that say how a call is written."""
+    waiting_kv: Literal["drop", "keep"] = "drop"
+    """`keep`: keys and values of what a trajectory has so far stay in the prefix cache while its environment answers,
+    as long as there is room and weights do not change. Needs sampler.prefix_cache. `drop`: they are computed again."""
     max_waiting: int = Field(1024, ge=1)
     """Trajectories of one sampler that may wait between two actions without keeping others from beginning."""
     replicas: int = Field(1, ge=1, le=64)
     """How often the actions of a trajectory are played, each time with another seed; its score is the mean. More than 1
     shows how much of the rewards' variance is the environment's."""
+    branch_share: float = Field(0.0, ge=0.0, le=1.0)
+    """Share of the groups that branch: one rollout plays up to a turn that is drawn before anything is sampled, and
+    from that very state all sample their own action and go on to their ends. What comes before is not trained."""
+    branch_turns: int | None = Field(None, ge=2, le=1000)
+    """The turn is drawn from the second to this one, each as often; None: to max_steps."""
     num_workers: int = Field(1, ge=1)
     """Worker processes of each sampler."""
     step_timeout_s: float = Field(10.0, gt=0)
@@ -60,6 +71,20 @@ class Environment(BaseModel):
             raise ValueError(f"{given[0]}: without environment.name nothing reads it; name an environment")
         return self
 
+    @model_validator(mode="after")
+    def _can_branch(self) -> Environment:
+        if self.branch_turns is not None and self.branch_turns > self.max_steps:
+            raise ValueError(
+                f"branch_turns = {self.branch_turns}: a trajectory has at most max_steps = {self.max_steps} turns; "
+                f"use at most {self.max_steps}"
+            )
+        if self.branch_share and self.max_steps < 2:
+            raise ValueError(
+                f"branch_share = {self.branch_share:g} with max_steps = 1: a group that branches has a turn before; "
+                f"use max_steps of 2 or more, or branch_share = 0"
+            )
+        return self
+
     def _changed(self) -> set[str]:
         """Fields that differ from their defaults."""
         fields = type(self).model_fields
@@ -79,5 +104,8 @@ def as_rules(environment: Environment) -> dict[str, Any]:
         "max_retries",
         "max_errors_in_row",
         "max_waiting",
+        "waiting_kv",
     }
-    return environment.model_dump(mode="json", exclude=machinery)
+    # A run that does not branch has the hash of one that knows nothing of it.
+    branching = set() if environment.branch_share else {"branch_share", "branch_turns"}
+    return environment.model_dump(mode="json", exclude=machinery | branching)

@@ -64,6 +64,10 @@ class OrderError(StreamGrpoError):
     """A running run refuses an order, or nobody runs it; the message says why and whether anything was done."""
 
 
+class RunFailed(StreamGrpoError):
+    """A part ended with an error that ends the run; the message names the part and the cause."""
+
+
 class RankError(StreamGrpoError):
     """A rank of the learner lost another one; the message names who is missing."""
 

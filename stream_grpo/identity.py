@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.config import Config
+from stream_grpo.config_lora import Lora
 from stream_grpo.errors import ConfigError
 from stream_grpo.files import read_object
 
@@ -70,10 +71,26 @@ NOT_IN_IT: Mapping[str, frozenset[str] | None] = {
         {"num_workers", "max_retries", "retry_after_s", "max_errors_in_row", "function_dir", "hidden"}
     ),
     "environment": frozenset(
-        {"num_workers", "step_timeout_s", "memory_limit_bytes", "max_retries", "max_errors_in_row", "max_waiting"}
+        {
+            "num_workers",
+            "step_timeout_s",
+            "memory_limit_bytes",
+            "max_retries",
+            "max_errors_in_row",
+            "max_waiting",
+            "waiting_kv",
+        }
     ),
     "weights": frozenset(
-        {"keep_versions", "poll_interval_s", "num_probe_sequences", "probe_mean_tolerance", "probe_max_tolerance"}
+        {
+            "transfer",
+            "keep_versions",
+            "publish",
+            "poll_interval_s",
+            "num_probe_sequences",
+            "probe_mean_tolerance",
+            "probe_max_tolerance",
+        }
     ),
     "evaluation": None,
     "cluster": None,
@@ -89,6 +106,8 @@ WHERE_USED: Mapping[str, Mapping[str, Any]] = {
         **dict.fromkeys(("gae_gamma", "gae_lambda", "gae_whiten", "value_clip", "critic_rate")),
     },
     "curator": {"start_from": None},
+    "learner": {"lora": Lora().model_dump(mode="json")},
+    "environment": {"branch_share": 0.0, "branch_turns": None},
 }
 """Choices that are in the record only where they are in use, with what they are where they are not: so the record of
 a run that knows nothing of them is that of one that does not use them."""
@@ -141,8 +160,8 @@ def identity(
         chosen["environment"]["version"] = environment
     # Where a judge is and how fast it is asked decides nothing.
     chosen["rewards"]["http"] = {name: judge.rules() for name, judge in config.rewards.http.items()}
-    for section, unused in WHERE_USED.items():
-        for name, value in unused.items():
+    for section in WHERE_USED.keys() & chosen.keys():
+        for name, value in WHERE_USED[section].items():
             if chosen[section][name] == value:
                 del chosen[section][name]
     return {

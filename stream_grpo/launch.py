@@ -1,31 +1,26 @@
-"""Places the processes of a run as Ray actors, restarts what dies, stops them in order. Knows Ray, as `nodes` does."""
+"""Places the processes of a run as Ray actors, restarts what dies, stops them in order."""
 
 from __future__ import annotations
 
-import logging
-import os
 import shutil
-import signal
-import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from stream_grpo import parts
+from stream_grpo import parts, placement
 from stream_grpo.config import Config
-from stream_grpo.errors import RankError, StallError, StreamGrpoError
-from stream_grpo.identity import MANIFEST_FILE
-from stream_grpo.lifetime import become_part, children, end_with, is_alive
-from stream_grpo.nodes import SERVERS, Home, Nodes, node_id
+from stream_grpo.errors import RankError, RunFailed, StallError
+from stream_grpo.host import Host
+from stream_grpo.lifetime import children, is_alive
+from stream_grpo.local_ray import RAY_PROGRAMS
+from stream_grpo.nodes import SERVERS, Nodes
+from stream_grpo.placed import Placed
 
 BUILD_TIMEOUT_S = 300.0
 STATUS_TIMEOUT_S = 5.0
@@ -42,149 +37,6 @@ LEAVE_S = 30.0
 MIN_STOP_S = 0.3
 """What the last part to stop gets where others have used up the time."""
 _TICKETS_END = "its tickets are issued again after stream.ticket_timeout_s"
-RAY_PROGRAMS = ("gcs_server", "raylet")
-"""Of a local Ray. Without one of them the parts go on for a while, but none can be started again."""
-RAY_STARTS = 3
-"""On a busy machine Ray may give up waiting for its own programs while it starts."""
-_log = logging.getLogger(__name__)
-
-
-@ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=8)
-class Host:
-    """One process of the run: builds its part, runs its loop, answers while it runs."""
-
-    def __init__(self, name: str, config: Config, home: Home, files: Mapping[str, bytes]) -> None:
-        self._is_away = config.cluster.node_root is not None and node_id() != home.node_id
-        if node_id() == home.node_id:
-            # Ray ends the actors of a driver that died; not at once, and not where Ray died too.
-            end_with(home.pid)
-        self._config = parts.away(config, name) if self._is_away else config
-        if self._is_away:
-            _unpack(files, self._config.run_dir)
-        log_dir = self._config.run_dir / "logs"
-        become_part(self._config.run_dir)
-        log = os.open(log_dir / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, sys.stdout.fileno())
-        os.dup2(log, sys.stderr.fileno())
-        # Ctrl-C in a terminal reaches the whole group; the launcher alone decides who stops when.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._stop = threading.Event()
-        self._part: Any = None
-        self._loop: Future[Any] | None = None
-
-    def build(self, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Build the part and say how it is reached, and under which process id it runs, where."""
-        # Who sees the run's folder reads weights there.
-        chosen = {name: value for name, value in arguments.items() if name != "weights" or self._is_away}
-        self._part = parts.BUILDERS[kind](self._config, **chosen)
-        node = ray.util.get_node_ip_address()
-        return {"address": getattr(self._part, "address", ""), "pid": os.getpid(), "node": node}
-
-    def run(self) -> Any:
-        """The part's loop; returns what the loop returns. One that runs already, as after a cut, is waited for."""
-        if self._loop is not None:
-            return self._loop.result()
-        self._loop = Future()
-        try:
-            self._loop.set_result(self._part.run(self._stop))
-        except BaseException as error:
-            self._loop.set_exception(error)
-            raise
-        return self._loop.result()
-
-    def status(self) -> dict[str, Any]:
-        """The part's own account of itself."""
-        status: dict[str, Any] = self._part.status()
-        return status
-
-    def leave(self, within_s: float) -> None:
-        """Ask a sampler to come to its end by itself."""
-        self._part.leave(within_s)
-
-    def stop(self) -> None:
-        """Ask the loop to end."""
-        self._stop.set()
-
-
-def _unpack(files: Mapping[str, bytes], folder: Path) -> None:
-    """Write what a part needs of the run's folder, readable by its owner alone: keys are among it.
-
-    Weights that lie there are those of the manifest beside them. Under another, as that of a run of this name that was
-    removed since, they go: they may have the same versions.
-    """
-    manifest = folder / MANIFEST_FILE
-    if not manifest.exists() or manifest.read_bytes() != files.get(MANIFEST_FILE):
-        shutil.rmtree(folder / "weights", ignore_errors=True)
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-    (folder / "logs").mkdir(exist_ok=True)
-
-
-@dataclass
-class Placed:
-    """A part, where it runs, and how often it may be started again."""
-
-    name: str
-    kind: str
-    arguments: dict[str, Any]
-    restarts_left: int
-    team: str = ""
-    """What it lives and dies with: the parts of one team are started again together. Empty: it stands alone."""
-    handle: Any = None
-    building: Any = None
-    """Ray reference of its builder, until that is done."""
-    running: Any = None
-    """Ray reference of its loop, while it runs."""
-    is_wanted: bool = False
-    """Whether its loop is to run as soon as it is built."""
-    is_given_up: bool = False
-    """Whether the run goes on without it."""
-    by_order: bool = False
-    """Whether it was added to the running run: a local Ray was not told to expect it."""
-    gone_by: float | None = None
-    """Monotonic time by which one that leaves is gone; None: it stays."""
-    address: str = ""
-    pid: int = 0
-    node: str = ""
-    """IP of the node it runs on."""
-    last_status: dict[str, Any] = field(default_factory=dict)
-    asking: Any = None
-    """Ray reference of the status that was asked for and has not come."""
-    asked_at: float = 0.0
-    """Monotonic time of that."""
-    is_named: bool = False
-    """Whether it was said that this part does not answer."""
-    is_cut_off: bool = False
-    """Whether it was said that its node is out of reach."""
-    earlier: list[dict[str, Any]] = field(default_factory=list)
-    """Last status of every incarnation that died."""
-
-    @property
-    def silent_s(self) -> float:
-        """For how long it has owed an answer."""
-        return time.monotonic() - self.asked_at if self.asking else 0.0
-
-    @property
-    def state(self) -> str:
-        """What it is at, in a word or two."""
-        if self.is_given_up:
-            return "given up"
-        if self.gone_by is not None:
-            return "leaving"
-        return "starting" if self.building else "running" if self.running else "waiting"
-
-    def silence(self) -> str:
-        """That it does not answer, in words."""
-        return f"{self.name} (process {self.pid}) has not answered for {self.silent_s:.0f} s: it is stopped or hangs"
-
-
-class RunFailed(StreamGrpoError):
-    """A part ended with an error that ends the run; the message names the part and the cause."""
 
 
 class Launcher:
@@ -195,8 +47,8 @@ class Launcher:
         self._log_dir = config.run_dir / "logs"
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._parts: dict[str, Placed] = {}
-        self._rendezvous: dict[str, Path] = {}
-        """Where the parts of a team find each other: a file that is new with every start of the team."""
+        self._rendezvous: dict[str, Path | str] = {}
+        """Where the parts of a team find each other, new with every start of it: a file, or over nodes HOST:PORT."""
         self._left: dict[str, list[dict[str, Any]]] = {}
         """Of the parts that have left, the last status of every incarnation."""
         self._ray: dict[str, int] = {}
@@ -216,6 +68,9 @@ class Launcher:
         self._start(self._parts[name])
 
     def _meet_anew(self, team: str) -> None:
+        if placement.spans_nodes(self._config):
+            self._rendezvous[team] = self._nodes.free_address()
+            return
         folder = self._config.run_dir / "ranks"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -234,8 +89,10 @@ class Launcher:
         arguments = dict(placed.arguments)
         if placed.address:
             arguments["bind"] = placed.address  # peers find a restarted server where it was
-        elif placed.kind in SERVERS and self._config.cluster.address:
+        elif self._config.cluster.address and placed.kind in SERVERS:
             arguments["bind"] = self._nodes.bind()
+        elif self._config.cluster.address and placed.kind == "learner":
+            arguments["bind"] = self._nodes.bind_at_home()
         if placed.team:
             arguments["rendezvous"] = self._rendezvous[placed.team]
         placed.running = None
@@ -401,13 +258,17 @@ class Launcher:
             kill(part.handle)
         if placed.team:
             # One that still writes a checkpoint must not meet its successor.
-            _await_end([part.pid for part in team if part.pid])
+            _await_end([part.pid for part in team if part.pid and self._is_here(part)])
             self._meet_anew(placed.team)
         for part in team:
             part.restarts_left -= 1
             part.earlier.append(part.last_status)
             part.last_status, part.asking, part.is_named, part.is_cut_off = {}, None, False, False
             self._start(part)
+
+    def _is_here(self, placed: Placed) -> bool:
+        """Whether its process is one of this machine."""
+        return self._config.cluster.address is None or self._nodes.is_home(placed.node)
 
     def _first_cause(self, team: Sequence[Placed], placed: Placed, error: RayError) -> tuple[Placed, RayError]:
         """Of a team the part that ended for a reason of its own: the others lost it, and may be heard of first."""
@@ -536,38 +397,3 @@ def _await_end(pids: Sequence[int]) -> None:
 def kill(handle: Any) -> None:
     """End an actor's process without restart."""
     ray.kill(handle, no_restart=True)
-
-
-@contextmanager
-def ray_session(config: Config) -> Iterator[None]:
-    """A Ray to run on: the cluster of `cluster.address`, or a local one that ends with the run."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if config.cluster.address:
-        ray.init(address=config.cluster.address, log_to_driver=False, configure_logging=False)
-    else:
-        _start_local_ray(max(os.cpu_count() or 1, parts.num_cpus_needed(config)))
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _start_local_ray(num_cpus: int) -> None:
-    """Raises RunFailed with Ray's reason where it does not come up in RAY_STARTS tries."""
-    for tries_left in reversed(range(RAY_STARTS)):
-        try:
-            ray.init(
-                num_cpus=num_cpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-                object_store_memory=128 << 20,
-            )
-            return
-        except Exception as error:  # Ray has no class of its own for a start that failed
-            ray.shutdown()
-            for pid in children(RAY_PROGRAMS).values():
-                os.kill(pid, signal.SIGKILL)
-            if not tries_left:
-                raise RunFailed(f"Ray did not start in {RAY_STARTS} tries: {error}") from error
-            _log.warning("Ray did not start, and is started again: %s", error)

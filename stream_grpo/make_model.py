@@ -1,11 +1,11 @@
-"""Makes the small model and its problems: a Llama trained on noisy addition scratchpads, on one CPU core.
+"""Makes the small model and its problems: a Llama trained on what a teacher writes who errs, on one CPU core.
 
-The teacher is wrong in some scratchpad steps (`error_rate`), and a model trained to convergence samples its errors at
-the same rate: at temperature 1 about (1 - error_rate)^d of the sums of d digits come out right. The room that
-reinforcement learning has is this noise; taken greedily the model is right nearly always.
+It adds with a scratchpad. The teacher is wrong in some scratchpad steps (`error_rate`), and a model trained to
+convergence samples its errors at the same rate: at temperature 1 about (1 - error_rate)^d of the sums of d digits come
+out right. The room that reinforcement learning has is this noise; taken greedily the model is right nearly always.
 
-With the task `calculator` the model calls a tool instead, and its errors are in the copying of the call; see
-`arithmetic_calls`.
+With another task the model calls a tool instead, and its errors are in the copying of the call: sums by a calculator
+(`arithmetic_calls`), or requests on a database by SQL (`stock_calls`).
 """
 
 from __future__ import annotations
@@ -14,33 +14,37 @@ import json
 import math
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tokenizers
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stream_grpo import arithmetic, arithmetic_calls
 from stream_grpo.errors import ConfigError
 from stream_grpo.files import sha256
+from stream_grpo.lessons import LESSONS, Task
 
 MANIFEST = "make_model.json"
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
-VOCABULARY = {token: i for i, token in enumerate([*SPECIAL_TOKENS.values(), *arithmetic.CHARACTERS])}
-"""Token to id: the special tokens, then one token per character."""
-CALLING_VOCABULARY = {token: i for i, token in enumerate([*SPECIAL_TOKENS.values(), *arithmetic_calls.CHARACTERS])}
-"""The same for the task `calculator`: the ids above, and then those of its marks."""
-Task = Literal["scratchpad", "calculator"]
+
+
+def vocabulary_of(task: Task) -> dict[str, int]:
+    """Token to id: the special tokens, then those of the task."""
+    return {token: i for i, token in enumerate([*SPECIAL_TOKENS.values(), *LESSONS[task].tokens])}
+
+
+VOCABULARY = vocabulary_of("scratchpad")
 PAD, BOS, EOS = (VOCABULARY[SPECIAL_TOKENS[name]] for name in ("pad_token", "bos_token", "eos_token"))
 
 MODEL_SHAPE: Mapping[str, Any] = {
@@ -54,9 +58,6 @@ MODEL_SHAPE: Mapping[str, Any] = {
     "initializer_range": 0.06,
     "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
 }
-
-TRAINING_SHARES: Mapping[int, float] = {1: 0.08, 2: 0.25, 3: 0.30, 4: 0.366, 5: 0.004}
-"""Share of training sequences per number of digits; the few of 5 put those sums just within reach."""
 
 WARMUP_STEPS = 30
 IGNORED = -100
@@ -73,13 +74,14 @@ def make_model(
     error_rate: float = 0.12,
     tie_word_embeddings: bool = True,
     task: Task = "scratchpad",
-    pool_counts: Mapping[int, int] = arithmetic.POOL_COUNTS,
-    held_out_counts: Mapping[int, int] = arithmetic.HELD_OUT_COUNTS,
+    pool_counts: Mapping[Any, int] | None = None,
+    held_out_counts: Mapping[Any, int] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Write the folder `out`: model/ (a Hugging Face folder), pool.jsonl, heldout.jsonl, make_model.json.
 
-    `task`: what the model is taught; `calculator`: calls of that tool, see docs/environments.md.
+    `task`: what the model is taught; `calculator`, `records`: calls in that environment, see docs/environments.md.
+    `pool_counts`, `held_out_counts`: problems by kind; by default those of the task.
 
     The folder appears whole or not at all, and is the same bytes for the same arguments and library versions. Where
     it is already there, complete and made with the same settings, nothing is done. Progress goes to `report`.
@@ -88,6 +90,9 @@ def make_model(
 
     Raises ConfigError when `out` exists and is anything else than an empty folder or what would be made.
     """
+    lesson = LESSONS[task]
+    pool_counts = lesson.pool_counts if pool_counts is None else pool_counts
+    held_out_counts = lesson.held_out_counts if held_out_counts is None else held_out_counts
     settings = {
         "seed": seed,
         "steps": steps,
@@ -95,15 +100,15 @@ def make_model(
         "learning_rate": learning_rate,
         "error_rate": error_rate,
         "tie_word_embeddings": tie_word_embeddings,
-        "pool_counts": {str(digits): count for digits, count in pool_counts.items()},
-        "held_out_counts": {str(digits): count for digits, count in held_out_counts.items()},
-        "training_shares": {str(digits): share for digits, share in TRAINING_SHARES.items()},
+        "pool_counts": {str(kind): count for kind, count in pool_counts.items()},
+        "held_out_counts": {str(kind): count for kind, count in held_out_counts.items()},
+        "training_shares": {str(kind): share for kind, share in lesson.shares.items()},
         "warmup_steps": WARMUP_STEPS,
         "model_shape": dict(MODEL_SHAPE),
     }
     if task != "scratchpad":
         settings["task"] = task
-    vocabulary = VOCABULARY if task == "scratchpad" else CALLING_VOCABULARY
+    vocabulary = vocabulary_of(task)
     if made := _already_made(out, settings):
         report(f"{out}: already made")
         return made
@@ -122,8 +127,8 @@ def make_model(
         folder = Path(temporary) / "made"
         model.save_pretrained(folder / "model")
         new_tokenizer(vocabulary).save_pretrained(folder / "model")
-        _write_rows(folder / "pool.jsonl", arithmetic.rows(pool_counts, seed, held_out=False))
-        _write_rows(folder / "heldout.jsonl", arithmetic.rows(held_out_counts, seed, held_out=True))
+        _write_rows(folder / "pool.jsonl", lesson.rows(pool_counts, seed, held_out=False))
+        _write_rows(folder / "heldout.jsonl", lesson.rows(held_out_counts, seed, held_out=True))
         manifest = {"settings": settings, "made_with": _library_versions(), "files": _hashes(folder)}
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         folder.rename(out)
@@ -145,9 +150,13 @@ def new_model(tie_word_embeddings: bool = True, vocabulary: Mapping[str, int] = 
 
 
 def new_tokenizer(vocabulary: Mapping[str, int] = VOCABULARY) -> PreTrainedTokenizerFast:
-    """One token per character. It adds no special token to a prompt, as the model is trained without any before it."""
+    """One token per character, or the longest of the vocabulary that stands there.
+
+    It adds no special token to a prompt, as the model is trained without any before it.
+    """
     tokenizer = Tokenizer(models.WordLevel(dict(vocabulary), unk_token=SPECIAL_TOKENS["unk_token"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    has_words = any(len(token) > 1 for token in vocabulary.keys() - set(SPECIAL_TOKENS.values()))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_pattern(vocabulary)) if has_words else "", "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -155,6 +164,12 @@ def new_tokenizer(vocabulary: Mapping[str, int] = VOCABULARY) -> PreTrainedToken
         model_max_length=MODEL_SHAPE["max_position_embeddings"],
         **SPECIAL_TOKENS,
     )
+
+
+def _pattern(vocabulary: Mapping[str, int]) -> str:
+    """Matches the longest token that stands at a place, or else one character."""
+    longest_first = sorted(vocabulary.keys() - set(SPECIAL_TOKENS.values()), key=lambda token: (-len(token), token))
+    return "|".join([*map(re.escape, longest_first), r"[\s\S]"])
 
 
 def _train(
@@ -192,12 +207,14 @@ def _batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids [B, T] and next-token targets [B, T], which cover what the model writes, each with its end, alone.
 
-    No held-out sum.
+    No held-out problem.
     """
+    lesson, vocabulary = LESSONS[task], vocabulary_of(task)
+    split = re.compile(_pattern(vocabulary)).findall
     examples = []
-    for digits in rng.choices(list(TRAINING_SHARES), weights=list(TRAINING_SHARES.values()), k=batch_size):
-        a, b = arithmetic.draw(digits, rng, held_out=False)
-        examples.append(_encoded(_parts(a, b, rng, error_rate, task)))
+    for kind in rng.choices(list(lesson.shares), weights=list(lesson.shares.values()), k=batch_size):
+        parts = [(split(part.text), part.is_action) for part in lesson.example(kind, rng, error_rate)]
+        examples.append(_encoded(parts, vocabulary))
     length = max(len(ids) for ids, _ in examples)
     token_ids_BT = np.full((batch_size, length), PAD, dtype=np.int64)
     targets_BT = np.full((batch_size, length), IGNORED, dtype=np.int64)
@@ -207,24 +224,17 @@ def _batch(
     return torch.from_numpy(token_ids_BT), torch.from_numpy(targets_BT)
 
 
-def _parts(a: int, b: int, rng: random.Random, error_rate: float, task: Task) -> list[arithmetic_calls.Part]:
-    if task == "calculator":
-        return arithmetic_calls.parts_of(a, b, rng, error_rate)
-    response = arithmetic.response_of(a, b, rng, error_rate)
-    return [
-        arithmetic_calls.Part(arithmetic.prompt_of(a, b), is_action=False),
-        arithmetic_calls.Part(response, is_action=True),
-    ]
+def _encoded(parts: Sequence[tuple[Sequence[str], bool]], vocabulary: Mapping[str, int]) -> tuple[list[int], list[int]]:
+    """The ids of an example, and the same with those that the model does not write replaced by IGNORED.
 
-
-def _encoded(parts: Sequence[arithmetic_calls.Part]) -> tuple[list[int], list[int]]:
-    """The ids of an example, and the same with those that the model does not write replaced by IGNORED."""
+    `parts`: tokens, and whether the model is to write them, and their end.
+    """
     ids: list[int] = []
     targets: list[int] = []
-    for part in parts:
-        of_part = [*(CALLING_VOCABULARY[character] for character in part.text), *([EOS] if part.is_action else [])]
+    for tokens, is_action in parts:
+        of_part = [*(vocabulary[token] for token in tokens), *([EOS] if is_action else [])]
         ids += of_part
-        targets += of_part if part.is_action else [IGNORED] * len(of_part)
+        targets += of_part if is_action else [IGNORED] * len(of_part)
     return ids, targets
 
 
@@ -259,7 +269,7 @@ def _already_made(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | No
     return manifest
 
 
-def _write_rows(path: Path, rows: list[arithmetic.Row]) -> None:
+def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 

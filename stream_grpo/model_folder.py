@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_grpo.config import Config
+from stream_grpo.config_lora import Lora
 from stream_grpo.errors import ConfigError
 from stream_grpo.files import read_object
 
@@ -48,6 +49,7 @@ def _complaints(folder: Path, config: Config) -> Iterator[str]:
         except ValueError as error:
             yield f"{error}; {PUT_BACK}"
     yield from _weight_complaints(folder)
+    yield from _target_complaints(folder, config.learner.lora)
     yield from _tokenizer_complaints(folder, vocab_size(plain))
 
 
@@ -141,6 +143,20 @@ def _weight_complaints(folder: Path) -> Iterator[str]:
         if file in headers and tensor not in headers[file]:
             yield f"{file}: no tensor {tensor}, which {INDEX} says is there; copy or download both again"
             return
+
+
+def _target_complaints(folder: Path, lora: Lora) -> Iterator[str]:
+    try:
+        names = {name for path in folder.glob("*.safetensors") for name in tensor_names(path)}
+    except (ValueError, OSError):
+        return  # which is said already
+    layers = {name.removesuffix(".weight").rpartition(".")[2] for name in names if name.endswith(".weight")}
+    for target in lora.target_modules:
+        if target not in layers:
+            yield (
+                f"learner.lora.target_modules: no layer {target!r} in its tensors; has {', '.join(sorted(layers))}; "
+                f"name linear layers among these, or none for all"
+            )
 
 
 def tensor_names(path: Path) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -57,9 +58,22 @@ class Nodes:
     def _home_address(self) -> str:
         return next(address for address, name in self._addresses.items() if name == self.home.node_id)
 
+    def is_home(self, address: str) -> bool:
+        """Whether a node is that of the launcher, by its IP."""
+        return address == self._home_address
+
+    def free_address(self) -> str:
+        """HOST:PORT on the launcher's node, of a port that nobody listens on now."""
+        with socket.create_server((self._home_address, 0)) as server:
+            return f"{self._home_address}:{server.getsockname()[1]}"
+
     def bind(self) -> str:
         """Where a server listens: on the address that the cluster knows its node by, and on no other."""
         return f"tcp://{self._config.cluster.server_node or self._home_address}:*"
+
+    def bind_at_home(self) -> str:
+        """The same of what always is on the launcher's node."""
+        return f"tcp://{self._home_address}:*"
 
     def strategy(self, name: str, kind: str, *, by_order: bool) -> Any:
         """How Ray is to place a part. Raises ConfigError where the cluster has no such node, or no room."""

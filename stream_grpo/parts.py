@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # each builder imports what its part needs
     from stream_grpo.evaluation import EvaluationRun
     from stream_grpo.learner.crew import Crew
     from stream_grpo.learner.engine import LearnerEngine
+    from stream_grpo.learner.grammar import Grammar
     from stream_grpo.learner.ranks import Ranks
     from stream_grpo.learner.train_step import TrainStep
     from stream_grpo.rewards.scoring import Scoring
@@ -35,7 +36,11 @@ if TYPE_CHECKING:  # each builder imports what its part needs
     from stream_grpo.sampler.heldout import HeldoutEvaluation
     from stream_grpo.sampler.prompts import Prompts
     from stream_grpo.transport.channels import SamplerChannel
+    from stream_grpo.weights.nccl_sender import NcclPublisher
+    from stream_grpo.weights.nccl_subscriber import NcclSubscriber
+    from stream_grpo.weights.publisher import Publisher
     from stream_grpo.weights.puller import Puller
+    from stream_grpo.weights.subscriber import Subscriber
 
 LOOPBACK = "tcp://127.0.0.1:*"
 HELDOUT_FILE = "heldout.arrow"
@@ -168,7 +173,6 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str, we
     from stream_grpo.sampler.process import SamplerProcess
     from stream_grpo.sampler.prompts import Prompts
     from stream_grpo.transport.channels import SamplerChannel
-    from stream_grpo.weights.subscriber import Subscriber
 
     scoring = ComposedScoring(
         config.rewards, expected_verifiers(config, sampler_id)
@@ -184,7 +188,7 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str, we
         engine,
         channel,
         Curator(curator, name=sampler_id, keys=client_keys(config)),
-        Subscriber(config.run_dir / "weights"),
+        weights_subscriber(config, sampler_id),
         prompts,
         scoring,
         heldout_evaluation(config, sampler_id, engine, channel, prompts, scoring),
@@ -219,7 +223,29 @@ def with_environment(config: Config, engine: Engine, prompts: Prompts) -> Engine
         limits=limits,
         paths=[str(config.rewards.function_dir)],
     )
-    return TrajectoryEngine(engine, pool, Observations(config), prompts.decode, settings)
+    return TrajectoryEngine(engine, pool, Observations(config), prompts.decode, settings, grammar(config))
+
+
+def grammar(config: Config) -> str | None:
+    """What the actions of this run keep to; None where they are free. Raises ConfigError where there is no grammar."""
+    settings = config.environment
+    if settings.name is None or not settings.grammar:
+        return None
+    from stream_grpo.environments.loading import grammar_of
+
+    return grammar_of(settings.name, settings.options, [str(config.rewards.function_dir)])
+
+
+def learner_grammar(config: Config) -> Grammar | None:
+    """The same as masks over the model's tokens. Raises ConfigError where tokens or tokenizer cannot write a call."""
+    if (tag := grammar(config)) is None:
+        return None
+    from stream_grpo.learner.grammar import Grammar
+    from stream_grpo.sampler.prompts import end_token_ids, load_tokenizer
+
+    tokenizer = load_tokenizer(config.model.path)
+    num_tokens = vocab_size(model_config(config.model.path))
+    return Grammar(tag, tokenizer, vocab_size=num_tokens, end_token_ids=end_token_ids(config.model.path, tokenizer))
 
 
 def expected_verifiers(config: Config, sampler_id: str) -> set[str]:
@@ -287,6 +313,7 @@ def learner_engine(config: Config) -> LearnerEngine:
             temperature=sampler.temperature, top_p=sampler.top_p, top_k=sampler.top_k, min_p=sampler.min_p
         ),
         seed=config.run.seed,
+        grammar=learner_grammar(config),
     )
 
 
@@ -310,7 +337,7 @@ def learner_names(config: Config) -> list[str]:
     return ["learner", *(f"learner-{rank}" for rank in range(1, config.learner.num_ranks))]
 
 
-def learner_crew(config: Config, rank: int, rendezvous: Path) -> Crew:
+def learner_crew(config: Config, rank: int, rendezvous: Path | str) -> Crew:
     """A rank's place among all; returns once they are there."""
     from stream_grpo.learner.crew import Crew
 
@@ -324,17 +351,44 @@ def learner_crew(config: Config, rank: int, rendezvous: Path) -> Crew:
     )
 
 
-def build_learner(config: Config, buffer: str, rendezvous: Path | None = None) -> Part:
-    """The learner with its DeepSpeed engine; `buffer` is an address.
+def weights_publisher(config: Config, bind: str) -> Publisher | NcclPublisher:
+    """The learner's side of `weights.transfer`; `bind` is where samplers ask for what goes over NCCL."""
+    from stream_grpo.weights.publisher import Publisher
 
-    With several ranks this is the first, and `rendezvous` is the file where they find each other.
+    directory = config.run_dir / "weights"
+    publisher = Publisher(directory, config.weights.keep_versions, changed_alone=config.weights.publish == "changed")
+    if config.weights.transfer == "files":
+        return publisher
+    from stream_grpo.weights.nccl_sender import NcclPublisher, NcclSender, vllm_endpoint
+
+    sender = NcclSender(Server(bind, keys=server_keys(config)), directory, vllm_endpoint)
+    Thread(target=sender.run, args=(Event(),), name="sender", daemon=True).start()
+    return NcclPublisher(publisher, sender)
+
+
+def weights_subscriber(config: Config, sampler_id: str) -> Subscriber | NcclSubscriber:
+    """A sampler's side of it."""
+    directory = config.run_dir / "weights"
+    if config.weights.transfer == "files":
+        from stream_grpo.weights.adapter import Base
+        from stream_grpo.weights.subscriber import Subscriber
+
+        return Subscriber(directory, Base(config.model.path, config.model.dtype))
+    from stream_grpo.weights.nccl_subscriber import NcclSubscriber
+
+    return NcclSubscriber(directory, lambda address: connect(config, address, name=sampler_id, peer="learner"))
+
+
+def build_learner(config: Config, buffer: str, rendezvous: Path | str | None = None, bind: str = LOOPBACK) -> Part:
+    """The learner with its DeepSpeed engine; `buffer` is an address, `bind` where it gives weights out over NCCL.
+
+    With several ranks this is the first, and `rendezvous` is where they find each other, as for a `Crew`.
     """
     from stream_grpo.learner.lead import Lead, LeadEngine, LeadStep
     from stream_grpo.learner.process import LearnerProcess
     from stream_grpo.learner.ranks import ALONE
     from stream_grpo.metrics import MetricsLog
     from stream_grpo.transport.channels import LearnerChannel
-    from stream_grpo.weights.publisher import Publisher
 
     crew = None if rendezvous is None else learner_crew(config, 0, rendezvous)
     engine = learner_engine(config)
@@ -344,13 +398,13 @@ def build_learner(config: Config, buffer: str, rendezvous: Path | None = None) -
         engine if crew is None else LeadEngine(engine, crew),
         step if crew is None else LeadStep(step, crew),
         LearnerChannel(connect(config, buffer, name="learner", peer="buffer")),
-        Publisher(config.run_dir / "weights", config.weights.keep_versions),
+        weights_publisher(config, bind),
         MetricsLog(config.run_dir, "learner"),
     )
     return process if crew is None else Lead(process, crew)
 
 
-def build_follower(config: Config, rank: int, rendezvous: Path) -> Part:
+def build_follower(config: Config, rank: int, rendezvous: Path | str) -> Part:
     """A rank of the learner other than the first."""
     from stream_grpo.learner.follower import Follower
 

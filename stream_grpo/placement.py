@@ -1,7 +1,9 @@
 """Which node each process goes to, as Ray placement groups: one for each role that has several. Pure.
 
 Buffer, curator and what gives out weights stand on the node of the command, or on `cluster.server_node`. The ranks of
-the learner keep together on the node of the command, where their files are. Samplers are spread, or packed.
+the learner keep together on the node of the command, where their files are, or go over nodes that share these; the
+first is at home either way. Samplers are spread, or packed. The first, where it evaluates during training and other
+nodes do not see the run's folder, is on the node of the command.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from stream_grpo import parts
 from stream_grpo.config import Config
 
 LEARNER, SAMPLERS = "learner", "samplers"
+_STRATEGIES: Mapping[str, Literal["PACK", "SPREAD"]] = {"pack": "PACK", "spread": "SPREAD"}
 _PINNED = 0.001
 """Of the resource `node:IP` that Ray gives each node 1 of: asks for the node and takes nothing."""
 
@@ -44,16 +47,31 @@ def groups(config: Config, home: str) -> dict[str, Group]:
     if not uses_groups(config):
         return {}
     sampler, learner = _needs(config, "sampler"), _needs(config, "learner")
-    ranks = [learner | {f"node:{home}": _PINNED} for _ in range(config.learner.num_ranks)]
+    at_home = learner | {f"node:{home}": _PINNED}
+    ranks = [at_home, *[learner if spans_nodes(config) else at_home] * (config.learner.num_ranks - 1)]
     num_samplers = config.sampler.num_samplers
     if config.cluster.colocate:
         ranks[0] = {name: ranks[0].get(name, 0) + sampler.get(name, 0) for name in ranks[0].keys() | sampler.keys()}
         num_samplers -= 1
-    found = {LEARNER: Group(role=LEARNER, strategy="STRICT_PACK", bundles=tuple(ranks))}
+    over = _STRATEGIES[config.cluster.learner] if spans_nodes(config) else "STRICT_PACK"
+    found = {LEARNER: Group(role=LEARNER, strategy=over, bundles=tuple(ranks))}
     if num_samplers:
-        strategy: Literal["PACK", "SPREAD"] = "PACK" if config.cluster.samplers == "pack" else "SPREAD"
-        found[SAMPLERS] = Group(role=SAMPLERS, strategy=strategy, bundles=(sampler,) * num_samplers)
+        strategy = _STRATEGIES[config.cluster.samplers]
+        samplers = [sampler] * num_samplers
+        if evaluates_at_home(config) and not config.cluster.colocate:
+            samplers[0] = sampler | {f"node:{home}": _PINNED}
+        found[SAMPLERS] = Group(role=SAMPLERS, strategy=strategy, bundles=tuple(samplers))
     return found
+
+
+def spans_nodes(config: Config) -> bool:
+    """Whether the ranks of the learner may be on several nodes."""
+    return config.learner.num_ranks > 1 and config.cluster.learner != "here"
+
+
+def evaluates_at_home(config: Config) -> bool:
+    """Whether the first sampler has to be where the run's folder is, as its evaluations are written there."""
+    return config.cluster.node_root is not None and config.evaluation.interval > 0
 
 
 def place_of(config: Config, name: str) -> Place | None:
@@ -83,12 +101,15 @@ def sentences(config: Config) -> Iterator[str]:
     servers = here if cluster.server_node is None else f"node {cluster.server_node}"
     sockets = "loopback" if cluster.address is None else "its address in the cluster, with CURVE keys"
     yield f"buffer, curator: {servers}; sockets on {sockets}"
-    yield f"learner: {learner.num_ranks} x ({_each(config, 'learner')}) on {here}, ZeRO {learner.zero_stage}"
+    at = f"over the cluster, {cluster.learner}, the first on {here}" if spans_nodes(config) else f"on {here}"
+    yield f"learner: {learner.num_ranks} x ({_each(config, 'learner')}) {at}, ZeRO {learner.zero_stage}"
     where = here if cluster.address is None else f"over the cluster, {cluster.samplers}"
     workers = f", {sampler.tensor_parallel_size} workers each" if sampler.tensor_parallel_size > 1 else ""
     yield f"samplers: {sampler.num_samplers} x ({_each(config, 'sampler')}) {where}{workers}"
     if cluster.colocate:
         yield "the first sampler shares a GPU with the learner"
+    if evaluates_at_home(config) and not cluster.colocate:
+        yield "the first sampler, which evaluates during training, is on the node of the command"
     if cluster.node_root is not None:
         yield f"a sampler on another node keeps what it is sent in {cluster.node_root}"
 

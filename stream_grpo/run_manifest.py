@@ -23,6 +23,7 @@ LIBRARIES = (
     "deepspeed",
     "lancedb",
     "numpy",
+    "peft",
     "pyarrow",
     "pyzmq",
     "ray",

@@ -29,12 +29,13 @@ from stream_grpo.files import read_object, replace_with, write_json
 from stream_grpo.guards import GUARDED, guarded_id, is_guarded
 from stream_grpo.identity import MANIFEST_FILE
 from stream_grpo.identity import differences as identity_differences
+from stream_grpo.learner.adapter_note import check_note
 from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_version, read_index
-from stream_grpo.learner.layout import Layout, check_layout
+from stream_grpo.learner.layout import Layout, needs_conversion
 from stream_grpo.lifetime import wait_for_parts
 from stream_grpo.model_folder import model_config, unusable, vocab_size
-from stream_grpo.parts import GUARDS_FILE, HELDOUT_FILE, INTERVAL_HELDOUT_FILE
+from stream_grpo.parts import GUARDS_FILE, HELDOUT_FILE, INTERVAL_HELDOUT_FILE, learner_grammar
 from stream_grpo.rewards.environment import NAME as OF_ENVIRONMENT
 from stream_grpo.rewards.scoring import asked_verifiers, check_scores_alone, check_verifiers
 from stream_grpo.run_manifest import make_manifest, resumed_manifest
@@ -59,10 +60,12 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
         raise ConfigError("\n".join(found))
     if resume:
         _take_up(config, say)
+        learner_grammar(config)  # refused where there is none
         return config
     if config.run_dir.exists():
         raise _taken(config)
     prompts = load_prompts(config)
+    learner_grammar(config)
     problems, heldout = read_problems(config, prompts, say)
     if not heldout.around:
         why = "evaluation.num_problems = 0" if config.evaluation.files else "evaluation.files names no file"
@@ -191,7 +194,10 @@ def _take_up(config: Config, say: Callable[[str], None]) -> None:
     newest = newest_version(config.run_dir / "checkpoints")
     if newest is not None:
         folder = config.run_dir / "checkpoints" / f"checkpoint-{newest}" / "engine"
-        check_layout(folder, Layout(config.learner.num_ranks, config.learner.zero_stage))
+        layout = Layout(config.learner.num_ranks, config.learner.zero_stage)
+        check_note(folder, config.learner.lora)
+        if needs_conversion(folder, layout):
+            say(f"checkpoint-{newest} is of other ranks, and cut anew for {layout.num_ranks} before the first step")
     _number_texts(config, pool, say)
     after = resumed_manifest(manifest, now, from_step=newest.step if newest else 0)
     _say_what_is_optimised(after["identities"][len(manifest.get("identities", [])) - 1 :], say)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_grpo.config import Config
+from stream_grpo.config_lora import NOT_TARGETS, Lora
 from stream_grpo.model_folder import model_config, vocab_size
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -66,11 +67,28 @@ def shape_of(folder: Path) -> Shape | None:
 
 
 def _num_parameters(path: Path) -> int:
+    return sum(math.prod(shape) for shape in _shapes(path).values())
+
+
+def _shapes(path: Path) -> dict[str, list[int]]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
-    return sum(math.prod(entry["shape"]) for entry in header.values())
+    return {name: entry["shape"] for name, entry in header.items()}
+
+
+def adapter_parameters(folder: Path, lora: Lora) -> int:
+    """Of an adapter: rank x (in + out) of every matrix that gets one; 0 without."""
+    if not lora.rank:
+        return 0
+    shapes = {name: shape for path in sorted(folder.glob("*.safetensors")) for name, shape in _shapes(path).items()}
+    sides = 0
+    for name, shape in shapes.items():
+        module = name.removesuffix(".weight").rpartition(".")[2]
+        if len(shape) == 2 and module not in NOT_TARGETS and (module in lora.target_modules or not lora.target_modules):
+            sides += sum(shape)
+    return lora.rank * sides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +120,16 @@ def rank_bytes(
     has_critic: bool = False,
     logits_bytes: int | None = None,
     recomputes: bool = False,
+    num_adapted: int = 0,
 ) -> Rank:
     """What a rank holds in a step with microbatches of `num_tokens`. A critic is of one rank, and as large as P.
 
     `logits_bytes`: of the logits that exist at once; None: all. `recomputes`: of each layer the input alone is kept,
-    and one layer at a time is computed again.
+    and one layer at a time is computed again. With `num_adapted` parameters of an adapter these alone have gradients
+    and an optimizer, and the reference is there.
     """
-    parameters = shape.num_parameters
+    parameters = shape.num_parameters + num_adapted
+    trained = num_adapted or parameters
 
     def cut(number: int, from_stage: int) -> int:
         return math.ceil(number / num_ranks) if zero_stage >= from_stage else number
@@ -119,11 +140,11 @@ def rank_bytes(
     logits = num_tokens * 4 * shape.vocab_size
     return Rank(
         weights=cut(dtype_bytes * parameters, 3),
-        gradients=cut(dtype_bytes * parameters, 2),
-        optimizer=cut(master * parameters, 1),
+        gradients=cut(dtype_bytes * trained, 2),
+        optimizer=cut(master * trained, 1),
         activations=num_tokens * layers
         + LOGIT_COPIES * (logits if logits_bytes is None else min(logits, max(logits_bytes, 4 * shape.vocab_size))),
-        reference=dtype_bytes * parameters if has_reference else 0,
+        reference=dtype_bytes * parameters if has_reference and not num_adapted else 0,
         critic=(2 * dtype_bytes + master) * parameters if has_critic else 0,
     )
 
@@ -169,6 +190,7 @@ def learner_rank(config: Config, shape: Shape) -> Rank:
         has_critic=config.algo.has_critic,
         logits_bytes=learner.logits_bytes,
         recomputes=learner.activation_checkpointing,
+        num_adapted=adapter_parameters(config.model.path, learner.lora),
     )
 
 
@@ -222,6 +244,9 @@ def sentences(config: Config, shape: Shape) -> Iterator[str]:
     cache = "what is left of the GPU" if size.cache is None else mib(size.cache)
     holds = "" if size.num_tokens is None else f", {size.num_tokens} tokens"
     yield f"model: {shape.num_parameters / 1e6:.4g} million parameters, {config.model.dtype}"
+    if num_adapted := adapter_parameters(config.model.path, config.learner.lora):
+        size_of = mib(BYTES[config.model.dtype] * num_adapted)
+        yield f"adapter: {num_adapted / 1e6:.4g} million parameters, {size_of} a publish"
     yield f"a sampler's {device}: weights {mib(size.weights)}, KV {cache} ({size.token} bytes a token{holds})"
     yield f"a learner's {'GPU' if config.learner.num_gpus else 'process'}: {mib(rank.total)} = {_named(rank)}"
 

@@ -25,8 +25,9 @@ from stream_grpo.files import read_object, write_json
 from stream_grpo.fleet import Fleet
 from stream_grpo.guards import alarms, guard_lines, judge, split
 from stream_grpo.heldout_tables import by_length, length_buckets, pass_at_powers, report_lines
-from stream_grpo.launch import Launcher, ray_session
+from stream_grpo.launch import Launcher
 from stream_grpo.learner.checkpoint import newest_version
+from stream_grpo.local_ray import ray_session
 from stream_grpo.metrics import MetricsLog, MetricsReader
 from stream_grpo.model_folder import unusable
 from stream_grpo.orders import Orders
@@ -237,9 +238,8 @@ class TrainingRun:
         if now < self._next_status_at:
             return
         self._next_status_at = now + STATUS_EVERY_S
-        statuses = {
-            name: self._launcher.status(name) for name in (*self._fleet.present, *self._ranks[1:], "buffer", "curator")
-        }
+        servers = [name for name in ("buffer", "curator", "weights") if self._launcher.has(name)]
+        statuses = {name: self._launcher.status(name) for name in (*self._fleet.present, *self._ranks[1:], *servers)}
         statuses["learner"] = self._launcher.status("learner")
         for name, status in statuses.items():
             # The account is the buffer's to tell; a part that is being built has nothing to tell.

@@ -162,6 +162,8 @@ class Episode:
     """Of the environment's chance: the same for the whole group."""
     problem: Any
     """The problem, as a verifier reads it."""
+    num_trunk_actions: int = 0
+    """Of a branching group: actions that one rollout plays for all before each samples its own. 0: a plain group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,8 @@ class Trajectory:
     """What a generation of several turns has beside its tokens. R response tokens, observations among them."""
 
     observed: NDArray[np.bool_]
-    """[R] True where the token is of an observation: nobody sampled it, and it has no logprob and no version."""
+    """[R] True where this rollout did not sample the token: of an observation, or of an action that another rollout of
+    its branching group has played for it. It has no logprob and no version."""
     turn: NDArray[np.int16]
     """[R] the action that the token belongs to or answers, from 0."""
     snapshot: bytes | None
@@ -188,6 +191,10 @@ class Trajectory:
     steps: tuple[StepScore, ...] = ()
     """Scores of single actions; each ends with the action, in tokens of the response."""
     evidence: str = ""
+    num_trunk_tokens: int = 0
+    """Of a branching group: so many first tokens of the response are its trunk, which is context of what is trained."""
+    num_taken_tokens: int = 0
+    """Of these the ones that another rollout has sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +209,10 @@ class GenerationRequest:
     """Sampled ones; of a trajectory all turns together."""
     episode: Episode | None = None
     """None: one turn."""
+    grammar: str | None = None
+    """JSON of the structural tag that what is sampled keeps to; None: it is free."""
+    reads_cache: bool = True
+    """Whether keys and values of the same tokens may come from the prefix cache, where there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +241,11 @@ class Generation:
     def num_sampled(self) -> int:
         """Response tokens that were sampled."""
         return len(self.token_ids) - (0 if self.trajectory is None else int(self.trajectory.observed.sum()))
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Tokens of all its actions, whoever sampled them: what a limit or a cost by length counts."""
+        return self.num_sampled + (0 if self.trajectory is None else self.trajectory.num_taken_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,13 +277,14 @@ class Rollout:
     """[T] prompt then response."""
     num_prompt_tokens: int
     loss_mask: NDArray[np.bool_]
-    """[T] True where the token was sampled by the policy; prompt and observations are context."""
+    """[T] True where the token was sampled by the policy and is trained; prompt, observations and the trunk of a
+    branching group are context."""
     behavior_logprobs: NDArray[np.float32]
-    """[T] 0 where loss_mask is False."""
+    """[T] 0 where this rollout did not sample the token."""
     version_branch: NDArray[np.int32]
-    """[T] -1 where loss_mask is False."""
+    """[T] -1 where this rollout did not sample the token."""
     version_step: NDArray[np.int32]
-    """[T] -1 where loss_mask is False."""
+    """[T] -1 where this rollout did not sample the token."""
     turn: NDArray[np.int16]
     """[T] turn of a conversation; 0 in single-turn tasks."""
     end_reason: EndReason
@@ -278,22 +295,31 @@ class Rollout:
     environment_snapshot: bytes | None = None
 
     @property
+    def is_sampled(self) -> NDArray[np.bool_]:
+        """[T] True where the policy sampled the token for this rollout: what has a loss mask, and the trunk of a
+        branching group in the rollout that played it."""
+        sampled: NDArray[np.bool_] = self.loss_mask | (self.version_step >= 0)
+        return sampled
+
+    @property
     def num_sampled_tokens(self) -> int:
         """Tokens that the policy sampled: the unit of the token account."""
+        return int(self.is_sampled.sum())
+
+    @property
+    def num_target_tokens(self) -> int:
+        """Of these the ones that may be trained."""
         return int(self.loss_mask.sum())
 
     @property
     def valid(self) -> bool:
         """Whether this rollout may enter advantages: scored, finished by itself or by length, and not empty."""
-        return self.reward.reward is not None and self.end_reason not in NEVER_VALID and self.num_sampled_tokens > 0
+        return self.reward.reward is not None and self.end_reason not in NEVER_VALID and self.num_target_tokens > 0
 
     def versions(self) -> set[PolicyVersion]:
         """The versions that sampled tokens of this rollout."""
-        pairs = zip(
-            self.version_branch[self.loss_mask].tolist(),
-            self.version_step[self.loss_mask].tolist(),
-            strict=True,
-        )
+        sampled = self.is_sampled
+        pairs = zip(self.version_branch[sampled].tolist(), self.version_step[sampled].tolist(), strict=True)
         return {PolicyVersion(branch, step) for branch, step in pairs}
 
 
@@ -317,6 +343,11 @@ class RolloutGroup:
     def num_sampled_tokens(self) -> int:
         """Sampled tokens of all rollouts."""
         return sum(r.num_sampled_tokens for r in self.rollouts)
+
+    @property
+    def num_trunk_tokens(self) -> int:
+        """Of these the ones of its trunk, which one rollout sampled for all; 0 where it does not branch."""
+        return self.num_sampled_tokens - sum(r.num_target_tokens for r in self.rollouts)
 
     def versions(self) -> set[PolicyVersion]:
         """The versions that sampled any token of the group."""

@@ -143,14 +143,54 @@ def test_c52_an_unknown_section_is_refused() -> None:
             "num_ranks = 9: an optimizer update has 8 sequences .* use at most 8",
         ),
         (
-            {"learner": {"num_ranks": 2, "num_gpus": 1}},
-            "num_gpus = 1: several ranks run on CPUs.* use num_gpus = 0",
+            {"learner": {"num_ranks": 2, "num_gpus": 0.5}},
+            "num_gpus = 0.5: NCCL wants one GPU for each rank; use num_gpus = 1, or 0",
+        ),
+        ({"weights": {"transfer": "nccl"}}, "NCCL goes from GPU to GPU.* use files, or num_gpus of 1"),
+        (
+            {"weights": {"transfer": "nccl"}, "learner": {"num_gpus": 1}, "sampler": {"num_gpus": 1}},
+            "transfer = nccl with sampler.engine = in_process: .* use engine = 'async'",
+        ),
+        (
+            {
+                "weights": {"transfer": "nccl"},
+                "learner": {"num_gpus": 1},
+                "sampler": {"num_gpus": 1, "engine": "async"},
+                "cluster": {"address": "a:1", "node_root": "/scratch"},
+            },
+            "transfer = nccl with cluster.node_root: manifests and probes go by files",
         ),
         (
             {"algo": {"preset": "ppo"}, "learner": {"num_ranks": 2}},
             "num_ranks = 2 with algo.advantage = gae: the critic is of one rank",
         ),
         ({"algo": {"preset": "ppo"}, "learner": {"zero_stage": 3}}, "use zero_stage = 2 or less"),
+        (
+            {"learner": {"lora": {"target_modules": ["q_proj"]}}},
+            "with learner.lora.rank = 0: without a rank there is no",
+        ),
+        (
+            {"learner": {"lora": {"rank": 8, "target_modules": ["lm_head"]}}},
+            "target_modules: 'lm_head' gets no adapter",
+        ),
+        (
+            {"algo": {"preset": "ppo"}, "learner": {"lora": {"rank": 8}}},
+            "rank = 8 with algo.advantage = gae: the critic",
+        ),
+        (
+            {
+                "algo": {
+                    "kl": "k3",
+                    "kl_place": "loss",
+                    "kl_weight": 0.1,
+                    "kl_reference": "ema",
+                    "kl_ema_decay": 0.9,
+                    "regularize_without_signal": True,
+                },
+                "learner": {"lora": {"rank": 8}},
+            },
+            "kl_reference = ema with learner.lora.rank = 8: the reference is the model without its adapter",
+        ),
         ({"algo": {"preset": "ppo"}, "stream": {"too_old": "baseline_only"}}, "too_old = baseline_only with algo.adv"),
         (
             {

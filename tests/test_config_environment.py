@@ -39,10 +39,19 @@ def test_a_prompt_leaves_room_for_all_actions_and_observations() -> None:
         ({"name": "rm -rf"}, {}, r"environment\.name"),
         ({"name": "calculator", "max_steps": 8}, {}, r"max_steps x environment\.max_observation_tokens = 512"),
         ({"name": "calculator", "max_steps": 2}, {"weights": {"on_update": "finish"}}, "on_update = finish with"),
+        ({"name": "calculator", "max_steps": 2, "branch_turns": 3}, {}, r"branch_turns = 3: .* max_steps = 2 turns"),
+        ({"name": "calculator", "max_steps": 1, "branch_share": 0.5}, {}, r"branch_share = 0\.5 with max_steps = 1"),
+        ({"branch_share": 0.5}, {}, r"branch_share: without environment\.name"),
         (
             {"name": "calculator", "max_steps": 2, "step_timeout_s": 60},
             {},
             r"2 tries of one step, each of up to environment\.step_timeout_s = 60",
+        ),
+        ({"grammar": True}, {}, r"grammar: without environment\.name nothing reads it"),
+        (
+            {"name": "calculator", "max_steps": 2, "waiting_kv": "keep"},
+            {},
+            r"waiting_kv = keep with sampler\.prefix_cache = false",
         ),
     ],
 )
@@ -53,9 +62,11 @@ def test_what_cannot_work_is_refused(environment: dict[str, Any], sections: dict
 
 def test_only_what_decides_the_meaning_of_a_trajectory_is_in_its_hash() -> None:
     one = config({"name": "calculator", "max_steps": 2})
-    fast = config({"name": "calculator", "max_steps": 2, "num_workers": 7, "max_waiting": 3})
+    fast = config({"name": "calculator", "max_steps": 2, "num_workers": 7, "max_waiting": 3, "waiting_kv": "drop"})
     other = config({"name": "calculator", "max_steps": 2, "options": {"open": "["}})
     assert as_rules(one.environment) == as_rules(fast.environment) != as_rules(other.environment)
+    branching = config({"name": "calculator", "max_steps": 2, "branch_share": 0.5})
+    assert as_rules(branching.environment) == as_rules(one.environment) | {"branch_share": 0.5, "branch_turns": None}
 
 
 def test_the_page_on_environments_has_every_setting_and_its_examples_load() -> None:

@@ -102,6 +102,12 @@ def test_a_critic_and_an_earlier_run_are_in_the_record_where_there_is_one() -> N
     assert record(config(curator={"start_from": "runs/a"}))["curator"]["start_from"] == "runs/a"
 
 
+def test_an_adapter_is_in_the_record_where_there_is_one() -> None:
+    assert "lora" not in record()["learner"]
+    found = record(config(learner={"lora": {"rank": 8}}))["learner"]["lora"]
+    assert found == {"rank": 8, "alpha": 32.0, "target_modules": []}
+
+
 @pytest.mark.parametrize(
     "sections",
     [
@@ -158,6 +164,13 @@ def test_the_version_of_the_environment_counts() -> None:
     acting = {"name": "calculator", "max_steps": 2}
     found = [record(config(environment=acting), environment=version) for version in "12"]
     assert names(*found) == ["environment.version"]
+
+
+def test_branching_is_in_the_record_where_groups_branch() -> None:
+    acting = {"name": "calculator", "max_steps": 2}
+    plain, branching = (record(config(environment=acting | more)) for more in ({}, {"branch_share": 0.5}))
+    assert names(plain, branching) == ["environment.branch_share"]
+    assert not {"branch_share", "branch_turns"} & plain["environment"].keys()
 
 
 def test_the_hash_is_that_of_canonical_json() -> None:

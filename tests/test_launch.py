@@ -9,10 +9,11 @@ import pytest
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RaySystemError, RayTaskError
 
-from stream_grpo import launch
+from stream_grpo import host, launch, local_ray
 from stream_grpo.config_file import parse
-from stream_grpo.errors import RankError
-from stream_grpo.launch import SILENCE_S, Launcher, Placed, RunFailed
+from stream_grpo.errors import RankError, RunFailed
+from stream_grpo.launch import SILENCE_S, Launcher
+from stream_grpo.placed import Placed
 
 
 class FakeHandle:
@@ -76,7 +77,7 @@ def test_weights_of_a_run_that_is_gone_are_not_those_of_the_next_one_of_its_name
     pulled = tmp_path / "weights" / "0.00000009"
     for manifest, is_kept in ((b"first", False), (b"first", True), (b"second", False)):
         pulled.mkdir(parents=True, exist_ok=True)
-        launch._unpack({"manifest.json": manifest}, tmp_path)
+        host.unpack({"manifest.json": manifest}, tmp_path)
         assert pulled.exists() is is_kept
         assert (tmp_path / "manifest.json").read_bytes() == manifest
 
@@ -308,10 +309,10 @@ def test_a_ray_that_does_not_come_up_is_started_again(monkeypatch: pytest.Monkey
         if len(starts) < 3:
             raise RaySystemError("Failed to connect to GCS.")
 
-    monkeypatch.setattr(launch.ray, "init", init)
-    monkeypatch.setattr(launch.ray, "shutdown", lambda: None)
-    monkeypatch.setattr(launch, "children", lambda programs: {})
-    launch._start_local_ray(2)
+    monkeypatch.setattr(local_ray.ray, "init", init)
+    monkeypatch.setattr(local_ray.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(local_ray, "children", lambda programs: {})
+    local_ray.start_local_ray(2)
     assert starts == [2, 2, 2]
 
 
@@ -319,8 +320,8 @@ def test_a_ray_that_never_comes_up_ends_the_run_with_its_reason(monkeypatch: pyt
     def init(**options: Any) -> None:
         raise RaySystemError("Failed to connect to GCS.")
 
-    monkeypatch.setattr(launch.ray, "init", init)
-    monkeypatch.setattr(launch.ray, "shutdown", lambda: None)
-    monkeypatch.setattr(launch, "children", lambda programs: {})
-    with pytest.raises(launch.RunFailed, match=r"did not start in 3 tries: .*Failed to connect to GCS"):
-        launch._start_local_ray(2)
+    monkeypatch.setattr(local_ray.ray, "init", init)
+    monkeypatch.setattr(local_ray.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(local_ray, "children", lambda programs: {})
+    with pytest.raises(RunFailed, match=r"did not start in 3 tries: .*Failed to connect to GCS"):
+        local_ray.start_local_ray(2)

@@ -10,8 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from curator.ingest.rows import RowReader
 from stream_grpo import arithmetic, make_model
+from stream_grpo.environments.protocol import End
+from stream_grpo.environments.records import Records
 from stream_grpo.errors import ConfigError
+from stream_grpo.rewards.messages import ProblemRow
 
 TINY: dict[str, Any] = {"steps": 2, "batch_size": 4, "pool_counts": {1: 5, 2: 5}, "held_out_counts": {2: 5, 3: 5}}
 
@@ -37,6 +41,26 @@ def test_the_same_arguments_make_the_same_bytes(made: Path, tmp_path: Path) -> N
     torch.manual_seed(12345)  # what the caller did with torch's generator has no influence
     make_model.make_model(tmp_path / "again", **TINY)
     assert content(tmp_path / "again") == content(made)
+
+
+def test_the_model_of_the_records_has_its_own_vocabulary_and_problems_that_a_pool_takes(tmp_path: Path) -> None:
+    counts: dict[str, Any] = {"pool_counts": {"set": 3, "restore": 3}, "held_out_counts": {"move": 2}}
+    manifest = make_model.make_model(tmp_path / "records", steps=2, batch_size=4, task="records", **counts)
+    assert manifest["settings"]["task"] == "records"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "records" / "model")
+    assert model.config.vocab_size == len(make_model.vocabulary_of("records"))
+    lines = (tmp_path / "records" / "pool.jsonl").read_text().splitlines()
+    assert len(lines) == 6
+    for line in lines:
+        problem = RowReader().read(json.loads(line)).problem
+        row = ProblemRow(
+            problem_id=problem.problem_id, answer=problem.answer, verifier=problem.verifier, extra=problem.extra
+        )
+        database = Records(row, open="{", close="}", body="plain")
+        database.reset(0, None)
+        for statement in problem.answer.split("; "):
+            database.step(f"{{{statement}}}")
+        assert database.step("done").end is End.SUCCESS
 
 
 def test_another_seed_makes_another_model_and_pool(made: Path, tmp_path: Path) -> None:

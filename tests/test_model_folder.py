@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stream_grpo.config import Config
+from stream_grpo.config import Config, Learner
 from stream_grpo.config_file import parse
 from stream_grpo.model_folder import INDEX, length_limit, tensor_names, unusable
 
@@ -127,6 +127,18 @@ def test_each_damage_is_one_sentence(folder: Path, damage: str) -> None:
     (found,) = unusable(configuration(folder))
     assert found.startswith(f"model.path = {folder}: ")
     assert re.search(expected, found), found
+
+
+def test_layers_that_are_to_get_an_adapter_must_be_there(folder: Path) -> None:
+    write_tensors(folder / "model.safetensors", "model.layers.0.q_proj.weight", "model.layers.0.k_proj.weight")
+
+    def found(*targets: str) -> list[str]:
+        lora = {"rank": 8, "target_modules": targets}
+        return unusable(configuration(folder).model_copy(update={"learner": Learner.model_validate({"lora": lora})}))
+
+    assert found("q_proj", "k_proj") == found() == []
+    (complaint,) = found("q_proj", "query")
+    assert "target_modules: no layer 'query' in its tensors; has k_proj, q_proj; name" in complaint
 
 
 def test_no_folder_and_a_file_are_told_apart(folder: Path) -> None:

@@ -48,6 +48,20 @@ def test_on_a_cluster_ranks_keep_together_and_samplers_are_spread() -> None:
     assert "learner: 2 x (8 CPU) on the node of the command, ZeRO 1" in said
 
 
+def test_ranks_go_over_nodes_where_asked_and_the_first_stays_with_the_command() -> None:
+    spread = config(cluster={"address": "10.0.0.1:6379", "learner": "spread"}, learner={"num_ranks": 3, "num_gpus": 1})
+    first, *others = groups(spread, HOME)["learner"].bundles
+    assert first == {"CPU": 1, "GPU": 1, "node:10.0.0.1": 0.001}
+    assert others == [{"CPU": 1, "GPU": 1}] * 2
+    assert groups(spread, HOME)["learner"].strategy == "SPREAD"
+    assert place_of(spread, "learner-2") == Place("learner", 2)
+    said = "learner: 3 x (1 CPU, 1 GPU) over the cluster, spread, the first on the node of the command, ZeRO 1"
+    assert said in sentences(spread)
+    # One rank is no several nodes.
+    alone = config(cluster={"address": "10.0.0.1:6379", "learner": "pack"})
+    assert groups(alone, HOME)["learner"].strategy == "STRICT_PACK"
+
+
 def test_with_colocation_the_first_sampler_is_in_the_bundle_of_the_learner() -> None:
     shared = config(cluster={"colocate": True}, sampler={"num_samplers": 2, "num_gpus": 0.5}, learner={"num_gpus": 0.5})
     found = groups(shared, HOME)
@@ -62,6 +76,17 @@ def test_with_colocation_the_first_sampler_is_in_the_bundle_of_the_learner() -> 
     assert groups(alone, HOME).keys() == {"learner"}
 
 
+def test_the_sampler_that_evaluates_is_where_the_folder_of_the_run_is() -> None:
+    away = {"address": "10.0.0.1:6379", "node_root": "/scratch"}
+    found = config(cluster=away, sampler={"num_samplers": 2}, evaluation={"interval": 25})
+    assert groups(found, HOME)["samplers"].bundles == ({"CPU": 1, "node:10.0.0.1": 0.001}, {"CPU": 1})
+    assert "the first sampler, which evaluates during training, is on the node of the command" in sentences(found)
+    # Where all nodes see the folder, and where nothing is evaluated, it may be anywhere.
+    shared = config(cluster={"address": "10.0.0.1:6379"}, sampler={"num_samplers": 2}, evaluation={"interval": 25})
+    never = config(cluster=away, sampler={"num_samplers": 2})
+    assert [groups(run, HOME)["samplers"].bundles for run in (shared, never)] == [({"CPU": 1},) * 2] * 2
+
+
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
@@ -72,11 +97,12 @@ def test_with_colocation_the_first_sampler_is_in_the_bundle_of_the_learner() -> 
             {"cluster": {"address": "a:1", "node_root": "/scratch", "server_node": "10.0.0.2"}},
             "buffer and curator need the run's folder",
         ),
-        (
-            {"cluster": {"address": "a:1", "node_root": "/scratch"}, "evaluation": {"interval": 25}},
-            "use interval = 0, or share run.root",
-        ),
         ({"cluster": {"address": "a:1", "node_root": "scratch"}}, "use an absolute path"),
+        ({"cluster": {"learner": "spread"}}, "without cluster.address: a local Ray has one node"),
+        (
+            {"cluster": {"address": "a:1", "node_root": "/scratch", "learner": "pack"}},
+            "every rank writes its part of a checkpoint into the run's folder",
+        ),
         ({"cluster": {"colocate": True}}, "the two are shares of one GPU"),
         (
             {"cluster": {"colocate": True}, "sampler": {"num_gpus": 1}, "learner": {"num_gpus": 1}},

@@ -208,16 +208,34 @@ def test_a_resume_with_another_model_is_refused(tmp_path: Path, model_dir: Path)
         prepare(config, resume=True, say=lambda line: None)
 
 
-def test_a_resume_with_other_ranks_than_those_of_the_checkpoint_is_refused(tmp_path: Path, model_dir: Path) -> None:
+def test_a_resume_with_other_ranks_is_said_and_with_another_kind_of_stage_refused(
+    tmp_path: Path, model_dir: Path
+) -> None:
     config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
-    before = (config.run_dir / "config.toml").read_text()
     engine = config.run_dir / "checkpoints" / "checkpoint-0.3" / "engine"
     engine.mkdir(parents=True)
     write_layout(engine, Layout(1, 1))
     prepare(load_run(config.run_dir), resume=True, say=lambda line: None)
-    with pytest.raises(CheckpointError, match=r"checkpoint-0.3: .* num_ranks = 2 and zero_stage = 1 are set"):
-        prepare(load_run(config.run_dir, ["learner.num_ranks=2"]), resume=True, say=lambda line: None)
+    before = (config.run_dir / "config.toml").read_text()
+    with pytest.raises(CheckpointError, match=r"checkpoint-0.3: .* num_ranks = 2 and zero_stage = 3 are set"):
+        prepare(
+            load_run(config.run_dir, ["learner.num_ranks=2", "learner.zero_stage=3"]),
+            resume=True,
+            say=lambda line: None,
+        )
     assert (config.run_dir / "config.toml").read_text() == before
+    said: list[str] = []
+    prepare(load_run(config.run_dir, ["learner.num_ranks=2"]), resume=True, say=said.append)
+    assert "checkpoint-0.3 is of other ranks, and cut anew for 2 before the first step" in said
+
+
+def test_a_resume_with_another_adapter_than_that_of_the_checkpoint_is_refused(tmp_path: Path, model_dir: Path) -> None:
+    config = prepare(configuration(tmp_path, model_dir), resume=False, say=lambda line: None)
+    engine = config.run_dir / "checkpoints" / "checkpoint-0.3" / "engine"
+    engine.mkdir(parents=True)
+    write_layout(engine, Layout(1, 1))
+    with pytest.raises(CheckpointError, match=r"checkpoint-0.3: holds all weights .*rank = 8, alpha = 32 of all lin"):
+        prepare(load_run(config.run_dir, ["learner.lora.rank=8"]), resume=True, say=lambda line: None)
 
 
 def test_report_c36_another_pool_is_refused_on_resume(tmp_path: Path, model_dir: Path) -> None:
@@ -435,3 +453,16 @@ def test_runs_of_several_seeds_hold_out_the_same_problems_where_they_are_told_to
 
     assert chosen(1, None) != chosen(2, None)
     assert chosen(1, 5) == chosen(2, 5) == chosen(5, None)
+
+
+def test_a_grammar_that_the_model_cannot_write_is_refused(tmp_path: Path, model_dir: Path) -> None:
+    environment = {"name": "calculator", "max_steps": 1, "max_observation_tokens": 8, "grammar": True}
+    config = configuration(tmp_path, model_dir, environment=environment, sampler={"max_new_tokens": 32})
+    # Its tokens are the characters of sums: no brace, no letter.
+    with pytest.raises(ConfigError, match="after '<tool_call>' no token of this model can follow in a valid call"):
+        prepare(config, resume=False, say=lambda line: None)
+    assert not config.run_dir.exists()
+    plain = {**environment, "options": {"open": "=", "close": "+", "body": "plain"}}
+    config = configuration(tmp_path, model_dir, environment=plain, sampler={"max_new_tokens": 32})
+    prepare(config, resume=False, say=lambda line: None)
+    assert config.run_dir.exists()

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,17 @@ import pytest
 
 from stream_grpo.config import Config
 from stream_grpo.config_file import parse
-from stream_grpo.sizes import Shape, impossible, learner_rank, rank_bytes, sampler_size, sentences, shape_of
+from stream_grpo.config_lora import Lora
+from stream_grpo.sizes import (
+    Shape,
+    adapter_parameters,
+    impossible,
+    learner_rank,
+    rank_bytes,
+    sampler_size,
+    sentences,
+    shape_of,
+)
 
 # 7.5e9 parameters are the example of the ZeRO paper.
 LARGE = Shape(
@@ -79,6 +90,30 @@ def test_a_critic_is_a_second_model_with_gradients_and_optimizer() -> None:
     assert without.critic == 0
     assert with_critic.total - with_critic.critic == without.total - without.reference + with_critic.reference
     assert "critic 111.8 GiB" in "\n".join(sentences(config(algo={"preset": "ppo"}), LARGE))
+
+
+def test_an_adapter_alone_has_gradients_and_an_optimizer_and_no_second_model_beside_it(tmp_path: Path) -> None:
+    write_header(tmp_path, {"a.q_proj.weight": [4, 6], "a.norm.weight": [6], "embed_tokens.weight": [9, 6]})
+    lora = Lora(rank=3)
+    # The one matrix that is neither embedding nor head: 3 x (4 + 6).
+    assert adapter_parameters(tmp_path, lora) == 30
+    assert adapter_parameters(tmp_path, Lora(rank=3, target_modules=("k_proj",))) == 0
+    assert adapter_parameters(tmp_path, Lora()) == 0
+    settings: dict[str, Any] = {
+        "dtype_bytes": 2, "num_ranks": 1, "zero_stage": 1, "num_tokens": 0, "has_reference": True, "num_adapted": 30
+    }  # fmt: skip
+    small = replace(LARGE, num_parameters=1000)
+    rank = rank_bytes(small, **settings)
+    # 1,030 weights of 2 bytes; of 30, gradients of 2 bytes, and 12 of master and Adam.
+    assert (rank.weights, rank.gradients, rank.optimizer, rank.reference) == (2060, 60, 360, 0)
+    of_run = config(model={"path": str(tmp_path), "max_length_tokens": 4096}, learner={"lora": lora.model_dump()})
+    assert "adapter: 3e-05 million parameters, 0.0 MiB a publish" in list(sentences(of_run, small))
+
+
+def write_header(folder: Path, shapes: dict[str, list[int]]) -> None:
+    entries = {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+    header = json.dumps(entries).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
 
 
 def test_a_token_of_the_cache_is_a_key_and_a_value_in_every_layer() -> None:

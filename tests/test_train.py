@@ -131,6 +131,9 @@ class Told:
     def __init__(self, statuses: dict[str, dict[str, Any]]) -> None:
         self._statuses = statuses
 
+    def has(self, name: str) -> bool:
+        return name in self._statuses
+
     def status(self, name: str) -> dict[str, Any]:
         return self._statuses[name]
 

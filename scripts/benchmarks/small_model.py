@@ -1,4 +1,4 @@
-"""The small model that measurements train, made once in a folder."""
+"""The small model that measurements train, made once in a folder for each task."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from stream_grpo.experiments.cells import call
 
 
-def made_model(root: Path) -> Path:
-    """The small model and its problems."""
-    models = root / "models"
+def made_model(root: Path, task: str = "scratchpad") -> Path:
+    """The small model of a task and its problems."""
+    models = root / ("models" if task == "scratchpad" else f"models-{task}")
     if not (models / "model" / "model.safetensors").exists():
         root.mkdir(parents=True, exist_ok=True)
-        call(["make-model", str(models)], root / "make-model.log")
+        call(["make-model", str(models), "--task", task], root / "make-model.log")
     return models

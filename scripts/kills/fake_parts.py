@@ -192,6 +192,7 @@ class ListModel:
 
     vocab_size = VOCAB_SIZE
     attention_cost = None
+    adapter = None
 
     def __init__(self, channel: Leased) -> None:
         self._channel, self.trained = channel, list[str]()
@@ -201,6 +202,9 @@ class ListModel:
 
     def fingerprints(self, sequences: Sequence[Sequence[int]]) -> tuple[()]:
         return ()
+
+    def weight_specs(self) -> dict[str, TensorSpec]:
+        return {"w": TensorSpec((1,), "float32")}
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "w", torch.tensor([float(len(self.trained))])

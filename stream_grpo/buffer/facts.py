@@ -25,9 +25,9 @@ class RolloutFacts(NamedTuple):
     """A valid rollout in numbers."""
 
     num_tokens: int
-    """Sampled tokens."""
+    """Sampled tokens that may be trained."""
     versions: frozenset[PolicyVersion]
-    """That sampled them."""
+    """That sampled any of its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class GroupFacts:
     seconds: float
     """From dispatch to the end of the last rollout."""
     num_valid_tokens: int
-    """Sampled tokens of the valid rollouts."""
+    """Sampled tokens of the valid rollouts that may be trained: all but those of a trunk."""
     mixed_context_tokens: int
     """Tokens sampled on a KV cache of older weights."""
     fault: str
@@ -102,14 +102,16 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
 
     tokens = Tokens(**{name: _per_token(batch, name) for name in _READ})
     rollouts = _rollouts(batch)
-    sampled = [int(np.count_nonzero(tokens.loss_mask[rollout.start : rollout.end])) for rollout in rollouts]
-    versions = _versions(tokens, rollouts)
-    num_tokens = sum(sampled)
+    # The trunk of a branching group is sampled and has no loss mask.
+    is_sampled = tokens.loss_mask | (tokens.version_step >= 0)
+    targets = [int(np.count_nonzero(tokens.loss_mask[rollout.start : rollout.end])) for rollout in rollouts]
+    versions = _versions(tokens, is_sampled, rollouts)
+    num_tokens = int(np.count_nonzero(is_sampled))
     rewards, decisions = batch.column("reward").to_pylist(), batch.column("decision").to_pylist()
     end_reasons = batch.column("end_reason").to_pylist()
     valid = [
-        reward is not None and end_reason not in NEVER_VALID and bool(num_sampled)
-        for reward, end_reason, num_sampled in zip(rewards, end_reasons, sampled, strict=True)
+        reward is not None and end_reason not in NEVER_VALID and bool(num_targets)
+        for reward, end_reason, num_targets in zip(rewards, end_reasons, targets, strict=True)
     ]
     decided = Counter(decision for decision, is_valid in zip(decisions, valid, strict=True) if is_valid)
     num_passed, num_failed = decided[Decision.PASS.value], decided[Decision.FAIL.value]
@@ -121,7 +123,7 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
         sampler_id=first("sampler_id"),
         config_hash=first("config_hash"),
         rewards=tuple(reward for reward, is_valid in zip(rewards, valid, strict=True) if is_valid),
-        rollouts=tuple(compress(map(RolloutFacts, sampled, versions), valid)),
+        rollouts=tuple(compress(map(RolloutFacts, targets, versions), valid)),
         num_rollouts=batch.num_rows,
         num_passed=num_passed,
         num_failed=num_failed,
@@ -129,19 +131,22 @@ def facts_of(batch: pa.RecordBatch, vocab_size: int | None = None) -> GroupFacts
         num_truncated=end_reasons.count(EndReason.LENGTH.value),
         num_unfinished=end_reasons.count(EndReason.PARTIAL.value),
         versions=frozenset().union(*versions),
-        mean_step=int(tokens.version_step.sum(where=tokens.loss_mask)) / num_tokens if num_tokens else -1.0,
+        mean_step=int(tokens.version_step.sum(where=is_sampled)) / num_tokens if num_tokens else -1.0,
         num_tokens=num_tokens,
         seconds=first("finished_at_s") - first("dispatched_at_s"),
-        num_valid_tokens=sum(count for count, is_valid in zip(sampled, valid, strict=True) if is_valid),
-        mixed_context_tokens=_mixed_context_tokens(batch, tokens, rollouts),
+        num_valid_tokens=sum(count for count, is_valid in zip(targets, valid, strict=True) if is_valid),
+        mixed_context_tokens=_mixed_context_tokens(batch, is_sampled, rollouts),
         fault=fault_of(tokens, compress(rollouts, valid), vocab_size),
         step_spread=_step_spread(batch, valid),
     )
 
 
-def _versions(tokens: Tokens, rollouts: Sequence[Rollout]) -> list[frozenset[PolicyVersion]]:
-    """The versions that sampled any token of each rollout, looked at where runs of tokens begin: they are few."""
-    mask, branch, step = tokens.loss_mask, tokens.version_branch, tokens.version_step
+def _versions(tokens: Tokens, mask: NDArray[np.bool_], rollouts: Sequence[Rollout]) -> list[frozenset[PolicyVersion]]:
+    """The versions that sampled any token of each rollout, looked at where runs of tokens begin: they are few.
+
+    `mask`: which tokens were sampled.
+    """
+    branch, step = tokens.version_branch, tokens.version_step
     changes = (mask[1:] != mask[:-1]) | (branch[1:] != branch[:-1]) | (step[1:] != step[:-1])
     starts = [rollout.start for rollout in rollouts if rollout.end > rollout.start]
     begins = np.union1d(np.flatnonzero(changes) + 1, np.asarray(starts, np.intp))
@@ -173,7 +178,7 @@ def _rollouts(batch: pa.RecordBatch) -> list[Rollout]:
     return [Rollout(number, num_prompt[number], *span) for number, span in enumerate(spans)]
 
 
-def _mixed_context_tokens(batch: pa.RecordBatch, tokens: Tokens, rollouts: Sequence[Rollout]) -> int:
+def _mixed_context_tokens(batch: pa.RecordBatch, is_sampled: NDArray[np.bool_], rollouts: Sequence[Rollout]) -> int:
     begins = batch.column("mixed_context_from").to_pylist()
     marked = ((rollout, begin) for rollout, begin in zip(rollouts, begins, strict=True) if begin is not None)
-    return sum(int(np.count_nonzero(tokens.loss_mask[r.start + max(begin, 0) : r.end])) for r, begin in marked)
+    return sum(int(np.count_nonzero(is_sampled[r.start + max(begin, 0) : r.end])) for r, begin in marked)

@@ -46,7 +46,7 @@ class Calculator:
 
         Raises ValueError for marks that cannot be.
         """
-        self._form = CallFormat(open=open, close=close, body=body, tools={TOOL: "code"})
+        self._form = self.call_format(open=open, close=close, body=body)
         self._problem, self._allow_weaker = problem, allow_weaker_sandbox
         self._limits = Limits(
             wall_s=time_limit_s,
@@ -54,6 +54,17 @@ class Calculator:
             memory_bytes=memory_limit_bytes,
             output_bytes=_OUTPUT_BYTES,
         )
+
+    @staticmethod
+    def call_format(
+        *,
+        open: str = "<tool_call>",
+        close: str = "</tool_call>",
+        body: Literal["json", "plain"] = "json",
+        **_: Any,
+    ) -> CallFormat:
+        """How a call is written with these options. Raises ValueError for marks that cannot be."""
+        return CallFormat(open=open, close=close, body=body, tools={TOOL: "code"})
 
     def reset(self, seed: int, snapshot: bytes | None) -> Start:
         """Every start is the same: of the problem alone."""

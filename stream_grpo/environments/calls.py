@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 _MAX_NAME = 64
+# Of JSON under a grammar, in a row: a new line and two levels of two.
+_MAX_WHITE_SPACE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,43 @@ class CallFormat:
     tools: Mapping[str, str] = field(default_factory=dict)
     """The tools by name, each with the name of its one argument, a text. `plain` has exactly one."""
 
+    def structural_tag(self) -> dict[str, Any]:
+        """The grammar of an action with such a call, as vLLM and xgrammar take it: free text until the opening mark,
+        then what `find_call` reads as a call, and after the closing mark nothing but the end."""
+        if self.body == "plain":
+            content: dict[str, Any] = {"type": "any_text"}
+        else:
+            schemas = [_schema(tool, argument) for tool, argument in self.tools.items()]
+            schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+            # A closing mark inside a text would be read as the end of the call.
+            content = {"type": "json_schema", "json_schema": schema, "excludes": [self.close]}
+            # Without a bound a poor policy spends its tokens on white space.
+            content["max_whitespace_cnt"] = _MAX_WHITE_SPACE
+        tag = {"type": "tag", "begin": self.open, "content": content, "end": self.close}
+        tags = {"type": "triggered_tags", "triggers": [self.open], "tags": [tag], "stop_after_first": True}
+        return {"type": "structural_tag", "format": tags}
+
     def __post_init__(self) -> None:
         if not self.open or not self.close:
             raise ValueError("open and close are the marks of a call: neither can be empty")
         if self.body not in ("json", "plain"):
             raise ValueError(f"body = {self.body!r}: expected 'json' or 'plain'")
+
+
+def _schema(tool: str, argument: str) -> dict[str, Any]:
+    """A call of one tool, in JSON Schema."""
+    arguments = {
+        "type": "object",
+        "properties": {argument: {"type": "string"}},
+        "required": [argument],
+        "additionalProperties": False,
+    }
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
 
 
 def find_call(action: str, form: CallFormat) -> Call | Malformed | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import metadata
@@ -10,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from stream_grpo.environments import calculator, records
+from stream_grpo.environments.calls import CallFormat
 from stream_grpo.environments.protocol import Factory
 from stream_grpo.errors import ConfigError
 from stream_grpo.rewards.user import PREFIX as USER
@@ -44,6 +47,37 @@ def load(name: str, options: Mapping[str, Any]) -> Factory:
         return load_adapter(name.removeprefix(VERIFIERS), options)
     _require_built_in(name)
     return partial(BUILT_IN[name][0], **options)
+
+
+def grammar_of(name: str, options: Mapping[str, Any], paths: Sequence[str] = ()) -> str:
+    """What an action of an environment may look like, as JSON of a structural tag (xgrammar's `StructuralTag`).
+
+    An environment offers it by `call_format`, called with the options: a `CallFormat`, or a structural tag. A user's
+    module is imported for it, looked for at `paths` after everything else. Raises ConfigError where there is none.
+    """
+    offers = None if name.startswith(VERIFIERS) else getattr(_named(name, paths), "call_format", None)
+    if offers is None:
+        raise ConfigError(
+            f"environment.grammar = true: environment {name!r} does not say how a call is written, so that there is "
+            f"no grammar; use false, or an environment with `call_format`"
+        )
+    try:
+        form = offers(**options)
+        return json.dumps(form.structural_tag() if isinstance(form, CallFormat) else dict(form))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"environment.grammar = true: call_format of environment {name!r}: {error}") from error
+
+
+def _named(name: str, paths: Sequence[str]) -> Any:
+    """What an environment is made by."""
+    where = list(sys.path)
+    sys.path.extend(paths)
+    try:
+        factory = load(name, {})
+    finally:
+        sys.path[:] = where
+    assert isinstance(factory, partial)
+    return factory.func
 
 
 def version_of(name: str, paths: Sequence[str] = ()) -> str:

@@ -52,7 +52,7 @@ class Records:
         body: Literal["json", "plain"] = "json",
     ) -> None:
         """`open`, `close`, `body`: see `calls.CallFormat`. Raises ValueError for a row without `setup` or `goal`."""
-        self._form = CallFormat(open=open, close=close, body=body, tools={TOOL: "query"})
+        self._form = self.call_format(open=open, close=close, body=body)
         self._problem = problem
         self._goal = _checks(_column(problem, "goal"), problem.problem_id)
         self._milestones = {
@@ -62,6 +62,16 @@ class Records:
         self._protected = frozenset(str(name).lower() for name in _plain(problem.extra.get("protected")) or ())
         self._reached: set[str] = set()
         self._blocked, self._num_looks = "", 0
+
+    @staticmethod
+    def call_format(
+        *,
+        open: str = "<tool_call>",
+        close: str = "</tool_call>",
+        body: Literal["json", "plain"] = "json",
+    ) -> CallFormat:
+        """How a call is written with these options. Raises ValueError for marks that cannot be."""
+        return CallFormat(open=open, close=close, body=body, tools={TOOL: "query"})
 
     def reset(self, seed: int, snapshot: bytes | None) -> Start:
         """The start state of the row, or that of the snapshot: the statements that make it."""

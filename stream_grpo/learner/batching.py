@@ -77,6 +77,8 @@ class Microbatch:
     """True where the weights that sampled the token are known to differ from the learner's."""
     token_advantages_BT: NDArray[np.float64] | None = None
     """What single tokens get on top of advantages_B; None: nothing."""
+    turns_BT: NDArray[np.int64] | None = None
+    """Which action of its trajectory each target is part of, -1 where mask is False; None: nobody asks."""
     row_B: NDArray[np.int64] | None = None
     """In which row each sequence lies, see `shared_prompts`; None: each is a row."""
     block_B: NDArray[np.int64] | None = None
@@ -194,7 +196,7 @@ def trainable(
     valid_B = np.array([rollout.valid for rollout in rollouts], dtype=np.bool_)
     rewards_B = np.array([_reward(group, index) for group, index in owners], dtype=np.float64)
     group_B = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
-    lengths_B = np.array([rollout.num_sampled_tokens for rollout in rollouts], dtype=np.int64)
+    lengths_B = np.array([rollout.num_target_tokens for rollout in rollouts], dtype=np.int64)
     for at in np.flatnonzero(valid_B):
         group, index = owners[at]
         for complaint in _complaints(rollouts[at], vocab_size):
@@ -267,7 +269,7 @@ def _minibatch(
         num_groups=len(trained),
         num_problems=sum(bool(group) for group in trained),
         num_sequences=len(rows),
-        num_tokens=sum(row.rollout.num_sampled_tokens for row in rows),
+        num_tokens=sum(row.rollout.num_target_tokens for row in rows),
     )
 
 
@@ -311,11 +313,13 @@ def _pad(rows: Sequence[Trained], rank: int, sampled_by: Callable[[PolicyVersion
     ages_BT = np.zeros(shape, dtype=np.int64)
     differs_BT = np.zeros(shape, dtype=np.bool_)
     by_token_BT = np.zeros(shape, dtype=np.float64)
+    turns_BT = np.full(shape, -1, dtype=np.int64)
     for index, row in enumerate(rows):
         rollout, to = row.rollout, slice(lengths_B[index])
         token_ids_BT[index, to] = rollout.token_ids
         mask_BT[index, to] = rollout.loss_mask
         behavior_logprobs_BT[index, to] = np.where(rollout.loss_mask, rollout.behavior_logprobs, 0.0)
+        turns_BT[index, to] = np.where(rollout.loss_mask, rollout.turn, -1)
         if row.token_advantages_R is not None:
             response = by_token_BT[index, rollout.num_prompt_tokens : lengths_B[index]]
             num_tokens = min(len(response), len(row.token_advantages_R))
@@ -339,5 +343,6 @@ def _pad(rows: Sequence[Trained], rank: int, sampled_by: Callable[[PolicyVersion
         ages_BT=ages_BT,
         differs_BT=differs_BT,
         token_advantages_BT=by_token_BT if any(row.token_advantages_R is not None for row in rows) else None,
+        turns_BT=turns_BT,
         rank=rank,
     )

@@ -3,7 +3,8 @@
 A checkpoint is a folder `checkpoint-<branch>.<step>`. It is written beside its place under a hidden name, every file
 is synced and hashed, and one rename makes it visible. `index.json` beside the checkpoints holds the hash of every
 manifest that this run wrote. DeepSpeed's files are pickles: `verify` comes before any load, and refuses what another
-run wrote.
+run wrote. A folder `converted-<branch>.<step>` is a checkpoint made anew for other ranks, written in the same way; it
+is gone after the next checkpoint.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,10 +45,24 @@ def write_checkpoint(root: Path, version: PolicyVersion, write: Callable[[Path],
     CheckpointError if there is one of this version already.
     """
     place = root / f"checkpoint-{version}"
-    hidden = root / f".{place.name}.partial"
-    root.mkdir(parents=True, exist_ok=True)
     if place.exists():
         raise CheckpointError(f"{place.name}: there is a checkpoint of this version already")
+    root.mkdir(parents=True, exist_ok=True)
+    return _write(place, version, write)
+
+
+def write_converted(checkpoint: Path, write: Callable[[Path], None]) -> Path:
+    """What `write` makes of a verified checkpoint, as a folder beside it; one that was made before is verified."""
+    version = _version_of(checkpoint)
+    place = checkpoint.with_name(f"converted-{version}")
+    with suppress(CheckpointError):
+        return verify(place).path
+    shutil.rmtree(place, ignore_errors=True)
+    return _write(place, version, write)
+
+
+def _write(place: Path, version: PolicyVersion, write: Callable[[Path], None]) -> Path:
+    root, hidden = place.parent, place.with_name(f".{place.name}.partial")
     shutil.rmtree(hidden, ignore_errors=True)
     hidden.mkdir()
     write(hidden)
@@ -109,6 +125,8 @@ def verify(path: Path) -> Checkpoint:
 def prune(root: Path, keep: int) -> list[Path]:
     """Remove all but the newest `keep` complete checkpoints, and return these; and what a kill left half written.
 
+    What was converted for other ranks goes too: the newest is of the ranks that are here.
+
     Only for the writer, between two checkpoints: whatever is hidden then is nobody's. Complete means here: every file
     present with its size; hashes are left to `verify`, since they would cost a read of everything kept. Damaged
     checkpoints neither count nor go.
@@ -122,6 +140,9 @@ def prune(root: Path, keep: int) -> list[Path]:
     for hidden in root.glob(".checkpoint-*"):
         shutil.rmtree(hidden)
     gone = {path.name for path in removed}
+    for converted in [*root.glob(".converted-*"), *root.glob("converted-*")]:
+        shutil.rmtree(converted)
+        gone.add(converted.name)
     write_json(root / INDEX, {name: digest for name, digest in read_index(root).items() if name not in gone})
     return removed
 
@@ -163,7 +184,7 @@ def _read(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path.name}: no readable {MANIFEST}: {error}") from error
     if schema != SCHEMA:
         raise CheckpointError(f"{path.name}: manifest of schema {schema}; this program reads {SCHEMA}")
-    if path.name != f"checkpoint-{checkpoint.version}":
+    if path.name not in (f"checkpoint-{checkpoint.version}", f"converted-{checkpoint.version}"):
         raise CheckpointError(f"{path.name}: its manifest is that of version {checkpoint.version}")
     found = {name: (path / name).stat().st_size for name in _files(path) if name != MANIFEST}
     for name, (size, _) in checkpoint.files.items():

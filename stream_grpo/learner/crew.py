@@ -1,8 +1,7 @@
 """The ranks of the learner as one torch.distributed world, and how rank 0 tells the others what to do.
 
 Commands and shares go as bytes over a gloo group of their own: JSON and safetensors, never a pickle. Each rank notes in
-a store of files when it leaves; whoever loses a peer reads there who is missing. A store of files needs no process that
-would have to be alive for it.
+a store when it leaves; whoever loses a peer reads there who is missing. On GPUs DeepSpeed's own calls go over NCCL.
 
 N values of a rank.
 """
@@ -13,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stream_grpo.errors import RankError
+from stream_grpo.learner.meeting import stores
 
 ROLL_CALL_S = 5.0
 """How long a rank that lost another waits for the others to say that they have lost one too."""
@@ -41,8 +41,10 @@ class Command(NamedTuple):
 class Crew:
     """This process's place among the ranks. `Ranks` of a learner step."""
 
-    def __init__(self, rank: int, num_ranks: int, rendezvous: Path, *, timeout_s: float, idle_timeout_s: float) -> None:
-        """Join: returns once all ranks are there. `rendezvous` is a file that no other crew uses.
+    def __init__(
+        self, rank: int, num_ranks: int, rendezvous: Path | str, *, timeout_s: float, idle_timeout_s: float
+    ) -> None:
+        """Join: returns once all ranks are there. `rendezvous` is a file of this crew alone, or HOST:PORT of rank 0.
 
         `timeout_s` bounds every call that all ranks make together, `idle_timeout_s` the wait for a command. Raises
         RankError naming who is missing.
@@ -52,15 +54,18 @@ class Crew:
         """What this rank is at; empty while it waits for a command."""
         self._orders: dist.ProcessGroup | None = None
         self._has_left = False
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ["LOCAL_RANK"] = str(rank)
-        rendezvous.parent.mkdir(parents=True, exist_ok=True)
+        has_gpu = torch.cuda.is_available()
+        os.environ["LOCAL_RANK"] = "0" if has_gpu else str(rank)  # a rank sees its own GPU alone
         self._timeout_s, self._idle_timeout_s = timeout_s, idle_timeout_s
-        self._notes = _file_store(f"{rendezvous}.notes", num_ranks)
-        store = _file_store(str(rendezvous), num_ranks)
+        self._notes: Any = None
         with self.call("join"):
+            meeting, self._notes = stores(rendezvous, rank, num_ranks, timeout_s)
             dist.init_process_group(
-                "gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=timeout_s)
+                "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
+                store=meeting,
+                rank=rank,
+                world_size=num_ranks,
+                timeout=timedelta(seconds=timeout_s),
             )
             self._orders = dist.new_group(backend="gloo", timeout=timedelta(seconds=idle_timeout_s))
 
@@ -132,7 +137,8 @@ class Crew:
         padded[: len(values_N)] = values_N
         rows = [torch.zeros_like(padded) for _ in counts]
         dist.all_gather(rows, padded)
-        return torch.cat([row[: int(count)] for row, count in zip(rows, counts, strict=True)])
+        joined = torch.cat([row[: int(count)] for row, count in zip(rows, counts, strict=True)])
+        return joined.to(values_N.device)
 
     def meet(self) -> None:
         """Return once every rank has called it."""
@@ -161,7 +167,9 @@ class Crew:
     def leave(self, reason: str) -> None:
         """Note that this rank goes, and why, and close its connections."""
         self._has_left = True
-        self._notes.set(f"left/{self.rank}", reason)
+        with suppress(dist.DistError):  # the store of a port is gone with rank 0
+            if self._notes is not None:
+                self._notes.set(f"left/{self.rank}", reason)
         self._orders = None  # a group that is held on to keeps its connections
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -171,7 +179,7 @@ class Crew:
         others = [rank for rank in range(self.num_ranks) if rank != self.rank]
         deadline = time.monotonic() + ROLL_CALL_S
         while True:
-            left = {r: self._notes.get(f"left/{r}").decode() for r in others if self._notes.check([f"left/{r}"])}
+            left = self._who_left(others)
             failed = [f"rank {rank} failed with {reason}" for rank, reason in left.items() if reason]
             silent = [rank for rank in others if rank not in left]
             if failed or not silent or time.monotonic() > deadline:
@@ -186,9 +194,13 @@ class Crew:
             cause = "the connections between them were lost"
         return f"rank {self.rank} of {self.num_ranks} in {name!r}: {cause}"
 
-
-def _file_store(path: str, num_ranks: int) -> Any:
-    return dist.FileStore(path, num_ranks)  # type: ignore[attr-defined]
+    def _who_left(self, others: Sequence[int]) -> dict[int, str]:
+        """Of the others those that noted that they left, and why; where rank 0's store is gone, all but it have."""
+        try:
+            assert self._notes is not None
+            return {r: self._notes.get(f"left/{r}").decode() for r in others if self._notes.check([f"left/{r}"])}
+        except (AssertionError, dist.DistError):
+            return {rank: "" for rank in others if rank != 0}
 
 
 def _ranks(numbers: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""The learner's engine: a Hugging Face model under DeepSpeed. The one file that imports deepspeed.
+"""The learner's engine: a Hugging Face model under DeepSpeed.
 
 B sequences, T tokens, V vocabulary. One process is one rank; where a world of several has been joined (`crew`), all of
 them make the same calls. Forward, backward and update are what `train_step` asks for; the rest gives the weights out:
@@ -16,10 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from transformers import AutoModelForCausalLM
@@ -34,18 +33,24 @@ from deepspeed.utils import logger as deepspeed_logger
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.config import Learner
 from stream_grpo.errors import CheckpointError
+from stream_grpo.learner.adapter_note import check_note, write_note
 from stream_grpo.learner.critic import Critic, ValueNet
-from stream_grpo.learner.forward import PLAIN, Distribution, LanguageModel, Shared, has_windows, logits
+from stream_grpo.learner.forward import PLAIN, Distribution, LanguageModel, Shared, Support, has_windows, logits
 from stream_grpo.learner.head import can_be_asked, with_fp32_head
-from stream_grpo.learner.layout import Layout, check_layout, write_layout
+from stream_grpo.learner.layout import STATE, UNIVERSAL, Layout, needs_conversion, write_layout
 from stream_grpo.learner.recompute import recompute_activations
 from stream_grpo.learner.reference import Reference
 from stream_grpo.learner.rows import pack
 from stream_grpo.learner.trials import TOLERANCE, gap_of_rows, gives_out_unchanged
+from stream_grpo.weights.adapter import Base
 from stream_grpo.weights.fingerprint import Recorder, decoder_modules, starts
-from stream_grpo.weights.manifest import Fingerprint
+from stream_grpo.weights.manifest import Adapter, Fingerprint, TensorSpec
+from stream_grpo.weights.tensors_file import in_file_order, spec_of, write_tensors
 
-_TAG = "state"
+if TYPE_CHECKING:  # load what only a run with an adapter or a grammar needs
+    from stream_grpo.learner.grammar import Grammar
+    from stream_grpo.learner.lora import BaseReference, LoraModel
+
 _LOGIT_BYTES = 4  # in float32
 _log = logging.getLogger(__name__)
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
@@ -63,17 +68,20 @@ class LearnerEngine:
         dtype: Literal["float32", "bfloat16"],
         distribution: Distribution,
         seed: int,
+        grammar: Grammar | None = None,
     ) -> None:
-        """Load a Hugging Face folder in `dtype` and give it an AdamW. The distribution is the sampler's."""
+        """Load a Hugging Face folder in `dtype` and give it an AdamW. Distribution and grammar are the sampler's."""
         self._model_dir, self._dtype = model_dir, dtype
-        self._learner, self._distribution = learner, distribution
+        self._learner, self._distribution, self._grammar = learner, distribution, grammar
         torch.manual_seed(seed)
         torch.set_num_threads(learner.num_threads)
         self._owns_process_group = _join_process_group(learner.collective_timeout_s)
         self._rank, self._num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self._layout = Layout(self._num_ranks, learner.zero_stage)
         self._module = _load_model(model_dir, dtype)
-        self._reference = _reference(self._module, recipe)  # while every parameter is whole
+        self._lora = _lora(self._module, learner, model_dir)
+        self._base = Base(model_dir, dtype)
+        reference = None if self._lora else _reference(self._module, recipe)  # while every parameter is whole
         value_net = ValueNet(self._module) if recipe.has_critic else None  # likewise
         if learner.activation_checkpointing:
             for body in (self._module, *([] if value_net is None else [value_net.body])):
@@ -82,8 +90,6 @@ class LearnerEngine:
         self._reduces_itself = learner.zero_stage == 0 and dtype == "float32"
         if self._reduces_itself:
             self._engine.enable_backward_allreduce = False
-        if self._reference is not None:
-            self._reference.to(self.device)
         self.critic = None if value_net is None else Critic(_deepspeed_engine(value_net, learner, dtype))
         """What is trained beside the policy, where the recipe has one."""
         model_config: Any = self._module.config
@@ -93,8 +99,12 @@ class LearnerEngine:
             call=self._engine, module=self._module, dtype=getattr(torch, dtype), max_positions=None
         )
         self._policy = replace(self._policy, max_positions=self._max_positions())
-        if self._reference is not None:
-            self._reference.max_positions = self._policy.max_positions
+        self._reference: Reference | BaseReference | None = reference
+        if self._lora is not None and recipe.kl_reference == "fixed":
+            self._reference = self._lora.reference(self._policy)
+        if reference is not None:
+            reference.to(self.device)
+            reference.max_positions = self._policy.max_positions
         self.attention_cost = self._attention_cost() if learner.share_prompts or learner.packing else None
         """Of the model, see `shared_prompts.cost`; None where every sequence is a row of its own."""
 
@@ -144,21 +154,37 @@ class LearnerEngine:
         token_ids_BT: Tensor,
         num_last: int,
         shared: Shared | None = None,
+        turns_BT: Tensor | None = None,
         *,
         wanted_BK: Tensor | None = None,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy) of the last tokens under the sampler's distribution, [B, num_last] each."""
         entropy: Literal["gradient", "value"] = "gradient" if entropy_gradient else "value"
-        asked = (self._distribution, token_ids_BT, num_last, shared)
+        support = self._support(token_ids_BT, num_last, turns_BT)
+        asked = (self._distribution, token_ids_BT, num_last, shared, support)
         return self._policy.logprobs(*asked, wanted_BK=wanted_BK, entropy=entropy)
 
     def reference_logprobs(
-        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, wanted_BK: Tensor | None = None
+        self,
+        token_ids_BT: Tensor,
+        num_last: int,
+        shared: Shared | None = None,
+        turns_BT: Tensor | None = None,
+        *,
+        wanted_BK: Tensor | None = None,
     ) -> Tensor:
         """Logprobs of the reference policy, without a gradient. Only with a recipe that has one."""
         assert self._reference is not None, "the recipe has no reference weights"
-        return self._reference.logprobs(self._distribution, token_ids_BT, num_last, shared, wanted_BK=wanted_BK)
+        support = self._support(token_ids_BT, num_last, turns_BT)
+        asked = (self._distribution, token_ids_BT, num_last, shared, support)
+        return self._reference.logprobs(*asked, wanted_BK=wanted_BK)
+
+    def _support(self, token_ids_BT: Tensor, num_last: int, turns_BT: Tensor | None) -> Support | None:
+        """What the last tokens were drawn from; None: from all tokens."""
+        if self._grammar is None or turns_BT is None:
+            return None
+        return self._grammar.support(token_ids_BT, turns_BT).of_last(num_last)
 
     @property
     def is_partitioned(self) -> bool:
@@ -216,31 +242,54 @@ class LearnerEngine:
             logits(self._engine, torch.tensor(padded, device=self._engine.device), max(lengths))
         return recorder.take(lengths)
 
+    @property
+    def adapter(self) -> Adapter | None:
+        """Of the weights given out, where these are an adapter. The first rank's: it reads all of the model folder."""
+        lora = self._learner.lora
+        return Adapter(base_sha256=self._base.sha256, rank=lora.rank, alpha=lora.alpha) if lora.rank else None
+
+    def weight_specs(self) -> dict[str, TensorSpec]:
+        """What `named_weights` gives out, in its order; costs nothing, and no rank needs another for it."""
+        return {name: spec for name, (_, spec) in self._weights().items()}
+
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name as in the Hugging Face file, a contiguous copy on CPU) of every weight; tied ones once.
 
-        Under ZeRO 3 one parameter is whole at a time, on all ranks, and rank 0 alone is given the copies.
+        With `learner.lora` the adapter's alone, under peft's names. Under ZeRO 3 one parameter is whole at a time, on
+        all ranks, and rank 0 alone is given the copies, of which it holds on to none.
         """
         partitioned = self._learner.zero_stage == 3
-        for name, parameter in self._module.named_parameters():
-            with deepspeed.zero.GatheredParameters([parameter], enabled=partitioned):
-                weight = parameter.detach().to("cpu", copy=True).contiguous() if self._rank == 0 else None
-            if weight is not None:
-                yield name, weight
-        if self._rank:
-            return
-        persistent = self._module.state_dict().keys()
-        for name, buffer in self._module.named_buffers():
-            if name in persistent:
-                yield name, buffer.detach().to("cpu", copy=True).contiguous()
+        for name, (weight, _) in self._weights().items():
+            is_cut = partitioned and isinstance(weight, torch.nn.Parameter)
+            with deepspeed.zero.GatheredParameters([weight] if is_cut else [], enabled=is_cut):
+                copied = [weight.detach().to("cpu", copy=True).contiguous()] if self._rank == 0 else []
+            if copied:
+                yield name, copied.pop()
+
+    def _weights(self) -> dict[str, tuple[Tensor, TensorSpec]]:
+        """What is given out, by its name, in the order of a file. Shapes are those of whole parameters."""
+        if self._lora is not None:
+            found: dict[str, Tensor] = {**self._lora.parameters()}
+        else:
+            persistent = self._module.state_dict().keys()
+            buffers = {name: buffer for name, buffer in self._module.named_buffers() if name in persistent}
+            found = {**dict(self._module.named_parameters()), **buffers}
+        whole = {n: spec_of(w)._replace(shape=tuple(getattr(w, "ds_shape", w.shape))) for n, w in found.items()}
+        return {name: (found[name], spec) for name, spec in in_file_order(whole).items()}
 
     def save(self, directory: Path, state: Mapping[str, Any]) -> None:
         """Write weights, optimizer, reference, critic and `state` into a folder; `checkpoint` makes it durable.
 
         Every rank writes its own part.
         """
-        self._engine.save_checkpoint(str(directory), tag=_TAG, client_state={"learner": dict(state)})
+        self._engine.save_checkpoint(
+            str(directory),
+            tag=STATE,
+            client_state={"learner": dict(state)},
+            exclude_frozen_parameters=self._lora is not None,
+        )
         if self._rank == 0:
+            write_note(directory, self._learner.lora)
             write_layout(directory, self._layout)
             if self._reference is not None:
                 self._reference.save(directory)
@@ -250,12 +299,22 @@ class LearnerEngine:
     def load(self, directory: Path) -> Mapping[str, Any]:
         """Restore what `save` wrote and return its state. The files are pickles: verify their hashes first.
 
-        Raises CheckpointError if the folder holds no such state, or one that is cut for other ranks.
+        Raises CheckpointError if the folder holds no such state, or one that is cut for other ranks (see `universal`).
         """
-        if not any((directory / _TAG).glob("*.pt")):
+        is_universal = (directory / UNIVERSAL).exists()
+        tag = UNIVERSAL if is_universal else STATE
+        if not any((directory / tag).glob("*.pt")):
             raise CheckpointError(f"{directory}: holds no state of the learner's engine")
-        check_layout(directory, self._layout)
-        path, client_state = self._engine.load_checkpoint(str(directory), tag=_TAG)
+        if not is_universal and needs_conversion(directory, self._layout):
+            raise CheckpointError(f"{directory}: cut for other ranks than {self._layout}, and not converted")
+        check_note(directory, self._learner.lora)
+        # Only while it loads: what is saved is never universal.
+        self._engine._config.load_universal_checkpoint = is_universal
+        # Beside an adapter the frozen weights are not in it.
+        path, client_state = self._engine.load_checkpoint(
+            str(directory), tag=tag, load_module_strict=self._lora is None
+        )
+        self._engine._config.load_universal_checkpoint = False
         if path is None:
             raise CheckpointError(f"{directory}: DeepSpeed found no state to load")
         if self._reference is not None:
@@ -266,7 +325,10 @@ class LearnerEngine:
         return state
 
     def export(self, directory: Path) -> None:
-        """Write a plain Hugging Face folder: current weights, everything else as in the folder trained from."""
+        """Write a plain Hugging Face folder: current weights, everything else as in the folder trained from.
+
+        An adapter is merged into it, and stands beside it in `<name>-adapter`, in peft's own format.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         shutil.copytree(
             self._model_dir, directory, ignore=shutil.ignore_patterns(*_WEIGHT_FILES, ".*"), dirs_exist_ok=True
@@ -274,7 +336,14 @@ class LearnerEngine:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         config.pop("torch_dtype", None)
         (directory / "config.json").write_text(json.dumps(config | {"dtype": self._dtype}, indent=2), encoding="utf-8")
-        save_file(dict(self.named_weights()), directory / "model.safetensors", metadata={"format": "pt"})
+        weights, specs = self.named_weights(), self.weight_specs()
+        if self._lora is not None and (adapter := self.adapter) is not None:
+            tensors = dict(weights)
+            self._lora.write(directory.with_name(f"{directory.name}-adapter"), specs, tensors)
+            whole = self._base.merged(tensors, adapter.scaling)
+            specs = in_file_order(self._base.specs)
+            weights = ((name, whole[name]) for name in specs)
+        write_tensors(directory / "model.safetensors", specs, weights)
 
     def close(self) -> None:
         """Let go of DeepSpeed's hooks and of the process group, if this engine made it."""
@@ -321,6 +390,14 @@ def _load_model(model_dir: Path, dtype: str) -> torch.nn.Module:
     return model.eval()
 
 
+def _lora(model: torch.nn.Module, learner: Learner, model_dir: Path) -> LoraModel | None:
+    if not learner.lora.rank:
+        return None
+    from stream_grpo.learner.lora import LoraModel  # peft is not loaded where it is not used
+
+    return LoraModel(model, learner.lora, model_dir)
+
+
 def _reference(model: torch.nn.Module, recipe: Recipe) -> Reference | None:
     kind = recipe.kl_reference
     if kind is None or kind == "behavior":
@@ -330,7 +407,7 @@ def _reference(model: torch.nn.Module, recipe: Recipe) -> Reference | None:
 
 def _deepspeed_engine(model: torch.nn.Module, learner: Learner, dtype: str) -> Any:
     optimizer = torch.optim.AdamW(
-        model.parameters(),
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=learner.learning_rate,
         betas=learner.adam_betas,
         weight_decay=learner.weight_decay,

@@ -37,18 +37,26 @@ class Model(Protocol):
         token_ids_BT: Tensor,
         num_last: int,
         shared: Shared | None = None,
+        turns_BT: Tensor | None = None,
         *,
         wanted_BK: Tensor | None = None,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy) of the last tokens under the sampler's distribution, [B, num_last] each.
 
-        `shared`: the same sequences as rows of several, where that is how they are computed. `wanted_BK`: where the
+        `shared`: the same sequences as rows of several, where that is how they are computed. `turns_BT`: the action
+        that each sampled token is part of, -1 for all others, where a grammar makes that matter. `wanted_BK`: where the
         result is looked at; elsewhere it may be 0.
         """
 
     def reference_logprobs(
-        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, wanted_BK: Tensor | None = None
+        self,
+        token_ids_BT: Tensor,
+        num_last: int,
+        shared: Shared | None = None,
+        turns_BT: Tensor | None = None,
+        *,
+        wanted_BK: Tensor | None = None,
     ) -> Tensor:
         """Logprobs of the reference policy, without a gradient."""
 
@@ -92,11 +100,11 @@ def first_pass(
     weights: list[WeightSums] = []
     for microbatch in (m for minibatch in batch.minibatches for m in minibatch.microbatches):
         tensors = tensors_of(microbatch, model.device)
-        logprobs_BK, _ = model.logprobs(*tensors.sequences, wanted_BK=tensors.mask_BK)
+        logprobs_BK, _ = model.logprobs(*tensors.sampled, wanted_BK=tensors.mask_BK)
         if keeps_start:
             start[id(microbatch)] = logprobs_BK
         if recipe.kl_place == "advantage":
-            reference_BK = model.reference_logprobs(*tensors.sequences, wanted_BK=tensors.mask_BK)
+            reference_BK = model.reference_logprobs(*tensors.sampled, wanted_BK=tensors.mask_BK)
             term_BK = kl_to_advantage(logprobs_BK, reference_BK, tensors.mask_BK, weight=kl_weight).kl_BT
             terms[id(microbatch)] = torch.where(tensors.regularized_B(recipe).unsqueeze(1), term_BK, 0.0)
         if recipe.mask_second_moment is not None:
@@ -143,11 +151,18 @@ class Tensors(NamedTuple):
     token_advantage_BK: Tensor | None = None
     shared: Shared | None = None
     """How the sequences are computed, where several are in a row."""
+    turns_BT: Tensor | None = None
+    """Of every token, see `Microbatch`."""
 
     @property
     def sequences(self) -> tuple[Tensor, int, Shared | None]:
         """What a model is asked about."""
         return self.token_ids_BT, self.num_last, self.shared
+
+    @property
+    def sampled(self) -> tuple[Tensor, int, Shared | None, Tensor | None]:
+        """What a policy is asked about, whose tokens come from actions."""
+        return *self.sequences, self.turns_BT
 
     @property
     def advantage_BK(self) -> Tensor:
@@ -183,6 +198,7 @@ def tensors_of(microbatch: Microbatch, device: torch.device) -> Tensors:
         has_signal_B=whole(microbatch.has_signal_B),
         token_advantage_BK=None if (extra := microbatch.token_advantages_BT) is None else late(extra),
         shared=_shared(microbatch, first, device),
+        turns_BT=None if (turns_BT := microbatch.turns_BT) is None else whole(turns_BT),
     )
 
 

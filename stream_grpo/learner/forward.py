@@ -87,6 +87,37 @@ PLAIN = Distribution(temperature=1.0)
 
 
 @dataclass(frozen=True, slots=True)
+class Support:
+    """The tokens that a grammar left to each draw, as a few masks that many draws share."""
+
+    masks_MV: Tensor
+    """True where the token could be drawn; the first mask is all of them."""
+    index_BT: Tensor
+    """The mask of the draw of each token."""
+
+    def of_last(self, num_last: int) -> Support:
+        """The same of the last tokens."""
+        return Support(self.masks_MV, self.index_BT[:, -num_last:])
+
+
+def within(logits_BTV: Tensor, support: Support | None, shared: Shared | None = None) -> Tensor:
+    """Logits with -inf where the grammar did not let a token be drawn; `shared`: they are those of its rows."""
+    if support is None:
+        return logits_BTV
+    # Token t is drawn from the logits at t - 1.
+    index_BJ = support.index_BT[:, 1:]
+    if shared is None:
+        before_BT = pad(index_BJ, (0, 1))
+    else:
+        before_BT = index_BJ.new_zeros(logits_BTV.shape[:2])
+        # All first actions begin in one state of the grammar, so that all draws after a shared prompt have one mask.
+        is_drawn_BJ = index_BJ > 0
+        row_BJ = shared.row_B.unsqueeze(1).expand_as(index_BJ)
+        before_BT[row_BJ[is_drawn_BJ], shared.at_BJ[is_drawn_BJ]] = index_BJ[is_drawn_BJ]
+    return logits_BTV.masked_fill(~support.masks_MV[before_BT], -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
 class Shared:
     """Rows of several sequences on the device, see `shared_prompts`; logits are wanted from column `first` on."""
 
@@ -166,24 +197,27 @@ class LanguageModel:
         token_ids_BT: Tensor,
         num_last: int,
         shared: Shared | None = None,
+        support: Support | None = None,
         *,
         wanted_BK: Tensor | None = None,
         entropy: Entropy = "none",
     ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy) of the last tokens, [B, num_last] each.
 
-        `wanted_BK`: where they are looked at; elsewhere they may be 0.
+        `support`: what these were drawn from, where it is not all tokens. `wanted_BK`: where the result is looked at;
+        elsewhere it may be 0.
         """
         if self._asks(token_ids_BT, num_last, shared):
-            return self._of_positions(distribution, token_ids_BT, num_last, shared, wanted_BK, entropy)
+            return self._of_positions(distribution, token_ids_BT, num_last, shared, support, wanted_BK, entropy)
         with_gradient = entropy == "gradient"
         if shared is not None:
-            logits_RLV = shared_logits(self.call, shared, self.dtype)
+            logits_RLV = within(shared_logits(self.call, shared, self.dtype), support, shared)
             logprobs_BK = distribution.logprobs_at(logits_RLV, shared, token_ids_BT)
             if entropy == "none":
                 return logprobs_BK, torch.zeros_like(logprobs_BK)
             return logprobs_BK, distribution.entropy_at(logits_RLV, shared, with_gradient=with_gradient)
-        logits_BKV, ids_BK = logits(self.call, token_ids_BT, num_last), token_ids_BT[:, -num_last:]
+        logits_BKV = within(logits(self.call, token_ids_BT, num_last), support)
+        ids_BK = token_ids_BT[:, -num_last:]
         logprobs_BK = distribution.logprobs(logits_BKV, ids_BK)
         if entropy == "none":
             return logprobs_BK, torch.zeros_like(logprobs_BK)
@@ -204,6 +238,7 @@ class LanguageModel:
         token_ids_BT: Tensor,
         num_last: int,
         shared: Shared | None,
+        support: Support | None,
         wanted_BK: Tensor | None,
         entropy: Entropy,
     ) -> tuple[Tensor, Tensor]:
@@ -215,8 +250,7 @@ class LanguageModel:
             wanted_BJ = torch.ones_like(wanted_BJ)
         question = Question(
             at_N=_places(token_ids_BT, num_last, shared)[wanted_BJ],
-            token_ids_N=ids_BJ[wanted_BJ],
-            measure=_measure(distribution, entropy),
+            measure=_measure(distribution, ids_BJ[wanted_BJ], _of_draws(support, wanted_BJ), entropy),
             num_at_once=self.max_positions,
         )
         with asked(self.module, question):
@@ -238,10 +272,19 @@ def _places(token_ids_BT: Tensor, num_last: int, shared: Shared | None) -> Tenso
     return at_BK[:, :-1]
 
 
-def _measure(distribution: Distribution, entropy: Entropy) -> Callable[[Tensor, Tensor, bool], Tensor]:
-    def measure(logits_NV: Tensor, token_ids_N: Tensor, gradient_alone: bool) -> Tensor:
+def _of_draws(support: Support | None, wanted_BJ: Tensor) -> Support | None:
+    """The same with the masks of single draws, [N]."""
+    return None if support is None else Support(support.masks_MV, support.index_BT[:, 1:][wanted_BJ])
+
+
+def _measure(
+    distribution: Distribution, token_ids_N: Tensor, support: Support | None, entropy: Entropy
+) -> Callable[[Tensor, slice, bool], Tensor]:
+    def measure(logits_NV: Tensor, piece: slice, gradient_alone: bool) -> Tensor:
         # An entropy without a gradient is not computed once more for one.
         kind: Entropy = "none" if gradient_alone and entropy == "value" else entropy
-        return distribution.measured(logits_NV, token_ids_N, kind)
+        if support is not None:
+            logits_NV = logits_NV.masked_fill(~support.masks_MV[support.index_BT[piece]], -torch.inf)
+        return distribution.measured(logits_NV, token_ids_N[piece], kind)
 
     return measure

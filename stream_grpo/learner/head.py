@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-Measure = Callable[[Tensor, Tensor, bool], Tensor]
-"""(logits [N, V], token ids [N], whether its gradient alone is wanted) -> figures [F, N]."""
+Measure = Callable[[Tensor, slice, bool], Tensor]
+"""(logits of some of the positions, which ones, whether its gradient alone is wanted) -> their figures, [F, n]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,13 @@ class Question:
 
     at_N: Tensor
     """Position of each token's distribution among all that the head is given, counted row by row."""
-    token_ids_N: Tensor
     measure: Measure
     num_at_once: int
     """Positions whose logits exist at one time."""
 
     def pieces(self) -> Iterator[slice]:
         """The positions, some at a time."""
-        num_all = len(self.token_ids_N)
+        num_all = len(self.at_N)
         return (slice(start, start + self.num_at_once) for start in range(0, num_all, self.num_at_once))
 
 
@@ -86,7 +85,7 @@ def _answer(head: Any, question: Question, dtype: torch.dtype | None, hidden: Te
         figures: Tensor = _InPieces.apply(hidden_NH, head.weight, head.bias, question, dtype)  # type: ignore[no-untyped-call]
         return figures
     bias = None if head.bias is None else head.bias.to(dtype)
-    return question.measure(linear(hidden_NH.to(dtype), head.weight.to(dtype), bias), question.token_ids_N, False)
+    return question.measure(linear(hidden_NH.to(dtype), head.weight.to(dtype), bias), slice(None), False)
 
 
 class _InPieces(torch.autograd.Function):
@@ -110,7 +109,7 @@ class _InPieces(torch.autograd.Function):
         weight, bias = weight_VH.to(dtype), None if bias_V is None else bias_V.to(dtype)
         return torch.cat(
             [
-                question.measure(linear(hidden_NH[piece].to(dtype), weight, bias), question.token_ids_N[piece], False)
+                question.measure(linear(hidden_NH[piece].to(dtype), weight, bias), piece, False)
                 for piece in question.pieces()
             ],
             dim=-1,
@@ -148,6 +147,6 @@ def _gradient(logits: Tensor, question: Question, piece: slice, gradient_Fn: Ten
     """Of the figures, in the logits of a piece."""
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
-        figures = question.measure(leaf, question.token_ids_N[piece], True)
+        figures = question.measure(leaf, piece, True)
     (d_logits,) = torch.autograd.grad(figures, leaf, gradient_Fn)
     return d_logits

@@ -16,9 +16,10 @@ from torch import Tensor
 from stream_grpo.algo.statistics import Statistics
 from stream_grpo.learner.batching import TrainBatch
 from stream_grpo.learner.crew import Crew
+from stream_grpo.learner.layout import await_parts
 from stream_grpo.learner.shares import shares, to_bytes
 from stream_grpo.types import RolloutGroup
-from stream_grpo.weights.manifest import Fingerprint
+from stream_grpo.weights.manifest import Adapter, Fingerprint, TensorSpec
 
 if TYPE_CHECKING:
     from stream_grpo.learner.engine import LearnerEngine
@@ -43,6 +44,15 @@ class LeadEngine:
         with self._with_whole_weights("fingerprints", sequences=_plain(sequences)):
             return self._engine.fingerprints(sequences)
 
+    @property
+    def adapter(self) -> Adapter | None:
+        """As the engine's."""
+        return self._engine.adapter
+
+    def weight_specs(self) -> dict[str, TensorSpec]:
+        """As the engine's."""
+        return self._engine.weight_specs()
+
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """As the engine's. The other ranks give out their parts as this one asks for them."""
         with self._with_whole_weights("weights"):
@@ -53,6 +63,7 @@ class LeadEngine:
         with self._together("save", directory=str(directory), state=dict(state)):
             self._engine.save(directory, state)
             self._crew.meet()
+            await_parts(directory)
 
     def load(self, directory: Path) -> Mapping[str, Any]:
         """As the engine's. The other ranks restore their steps too."""

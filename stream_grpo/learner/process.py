@@ -20,10 +20,13 @@ from stream_grpo.learner.checkpoint import newest_complete, oldest_kept, prune, 
 from stream_grpo.learner.control import Controller
 from stream_grpo.learner.figures import CameIn, came_in, figures_of_batch, figures_of_groups, shares_between
 from stream_grpo.learner.guard import Guard
+from stream_grpo.learner.layout import Layout
+from stream_grpo.learner.universal import ENGINE, fitting
 from stream_grpo.metrics import MetricsLog
 from stream_grpo.transport.channels import LearnerChannel, Lease
 from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup, policy_age, spent_tokens
 from stream_grpo.weights.manifest import Probe
+from stream_grpo.weights.nccl_sender import NcclPublisher
 from stream_grpo.weights.probe import gap
 from stream_grpo.weights.publisher import Publisher
 
@@ -42,7 +45,7 @@ class LearnerProcess:
         engine: LearnerEngine | LeadEngine,
         step: TrainStep | LeadStep,
         channel: LearnerChannel,
-        publisher: Publisher,
+        publisher: Publisher | NcclPublisher,
         metrics: MetricsLog,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -104,7 +107,8 @@ class LearnerProcess:
         fork = PolicyVersion(0, 0)
         if path is not None:
             fork = verify(path).version
-            state = self._engine.load(path / "engine")
+            learner = self._config.learner
+            state = self._engine.load(fitting(path, Layout(learner.num_ranks, learner.zero_stage)))
             self._step.restore(state)
             self._control.restore(state.get("control", {}))
             self._step.rate_scale = self._control.settings.learning_rate_scale
@@ -144,7 +148,7 @@ class LearnerProcess:
         values = self._step.run(batch, watch=self._guard.check_ratios)
         step_s = self._clock() - begun
         self._busy_s += step_s
-        tokens = {group.group_id: _tokens_by_fate(group, self._is_trained) for group in lease.groups}
+        tokens = {group.group_id: tokens_by_fate(group, self._is_trained) for group in lease.groups}
         self._version = PolicyVersion(self._version.branch, self._version.step + 1)
         self._last_step_at = self._clock()
         failpoint("learner.stepped")
@@ -247,9 +251,15 @@ class LearnerProcess:
         if (earlier := self._probed) is not None:
             movement = gap(self._engine.probe_logprobs(earlier.sequences), earlier.logprobs).mean
         self._busy_s += self._clock() - begun
-        weights = self._engine.named_weights()
-        manifest = self._publisher.publish(self._version, self._branches.forks, weights, probe)
-        self._guard.published(self._version, manifest.sha256, movement)
+        manifest = self._publisher.publish(
+            self._version,
+            self._branches.forks,
+            self._engine.named_weights(),
+            probe,
+            specs=self._engine.weight_specs(),
+            adapter=self._engine.adapter,
+        )
+        self._guard.published(self._version, manifest.weights_sha256, movement)
         self._probed, self._published = probe, self._version
         self._publish_s += self._clock() - begun
         self._control.published()
@@ -266,7 +276,7 @@ class LearnerProcess:
         state = self._step.state()
         if self._control.is_enabled:
             state["control"] = self._control.state()
-        write_checkpoint(self._checkpoints, self._version, lambda path: self._engine.save(path / "engine", state))
+        write_checkpoint(self._checkpoints, self._version, lambda path: self._engine.save(path / ENGINE, state))
         self._newest_checkpoint = self._version
         prune(self._checkpoints, self._config.learner.keep_checkpoints)
         oldest = oldest_kept(self._checkpoints)
@@ -291,11 +301,14 @@ class LearnerProcess:
         }
 
 
-def _tokens_by_fate(group: RolloutGroup, is_trained: Callable[[Rollout], bool]) -> dict[str, int]:
-    """Sampled tokens of the rollouts that entered the loss, of those in the baseline alone, and of those in neither."""
+def tokens_by_fate(group: RolloutGroup, is_trained: Callable[[Rollout], bool]) -> dict[str, int]:
+    """Sampled tokens of the rollouts that entered the loss, of those in the baseline alone, and of those in neither.
+
+    The trunk of a branching group is of neither, whatever became of its rollout.
+    """
     valid = [rollout for rollout in group.rollouts if rollout.valid]
-    num_valid = sum(r.num_sampled_tokens for r in valid)
-    num_trained = sum(r.num_sampled_tokens for r in valid if is_trained(r))
+    num_valid = sum(r.num_target_tokens for r in valid)
+    num_trained = sum(r.num_target_tokens for r in valid if is_trained(r))
     masked = group.num_sampled_tokens - num_valid
     return {"trained": num_trained, "baseline_only": num_valid - num_trained, "masked": masked}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stream_grpo.algo.kl import ema_update
 from stream_grpo.errors import CheckpointError
-from stream_grpo.learner.forward import Distribution, LanguageModel, Shared
+from stream_grpo.learner.forward import Distribution, LanguageModel, Shared, Support
 
 FILE = "reference.safetensors"
 
@@ -47,6 +47,7 @@ class Reference:
         token_ids_BT: Tensor,
         num_last: int,
         shared: Shared | None = None,
+        support: Support | None = None,
         *,
         wanted_BK: Tensor | None = None,
     ) -> Tensor:
@@ -57,7 +58,7 @@ class Reference:
             dtype=next(self._model.parameters()).dtype,
             max_positions=self.max_positions,
         )
-        found_BK, _ = model.logprobs(distribution, token_ids_BT, num_last, shared, wanted_BK=wanted_BK)
+        found_BK, _ = model.logprobs(distribution, token_ids_BT, num_last, shared, support, wanted_BK=wanted_BK)
         return found_BK
 
     def follow(self, model: torch.nn.Module, step: int) -> None:

@@ -230,14 +230,14 @@ class TrainStep:
         recipe, tensors = self._recipe, tensors_of(microbatch, self._model.device)
         has_entropy = recipe.entropy_weight > 0
         logprobs_BK, entropy_BK = self._model.logprobs(
-            *tensors.sequences, wanted_BK=tensors.mask_BK, entropy_gradient=has_entropy
+            *tensors.sampled, wanted_BK=tensors.mask_BK, entropy_gradient=has_entropy
         )
         advantage_BK = tensors.advantage_BK.to(logprobs_BK.dtype)
         if (term_BK := facts.advantage_terms.get(id(microbatch))) is not None:
             advantage_BK = advantage_BK + term_BK
         reference_BK = None
         if recipe.needs_reference:
-            reference_BK = self._model.reference_logprobs(*tensors.sequences, wanted_BK=tensors.mask_BK)
+            reference_BK = self._model.reference_logprobs(*tensors.sampled, wanted_BK=tensors.mask_BK)
         inputs = LossInputs(
             policy_logprobs_BT=logprobs_BK,
             behavior_logprobs_BT=tensors.behavior_BK,

@@ -47,7 +47,6 @@ def gives_out_unchanged(model: LanguageModel, device: torch.device) -> bool:
     ids_1N = torch.zeros_like(figures_1N, dtype=torch.int64)
     question = Question(
         at_N=torch.arange(ids_1N.shape[1], device=device),
-        token_ids_N=ids_1N[0],
         measure=lambda *_: figures_1N,
         num_at_once=ids_1N.shape[1],
     )

@@ -121,7 +121,7 @@ def sampler_times(lines: Sequence[Mapping[str, Any]], config: Config, defaults: 
     return SamplerTimes(
         base_s=line.base,
         per_sequence_s=line.slope,
-        between_s=max(0.0, wall_s - sums["busy_s"] - sums["apply_s"]) / num_steps,
+        between_per_sequence_s=max(0.0, wall_s - sums["busy_s"] - sums["apply_s"]) / num_tokens,
         update_s=(sums["apply_s"] / num_updates if num_updates else 0.0) + proof_s,
         insert_s=config.buffer.group_commit_s + commit_s,
         score_s=sums["score_wait_s"] / num_scored if num_scored else 0.0,

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stream_grpo.planner.group import Group
 from stream_grpo.planner.world import Settings
@@ -33,6 +36,7 @@ class Cohort:
         self._stride = stride
         self.index, self.size = index, size
         self.num_slots, self._group_size = size * settings.max_num_seqs, settings.group_size
+        self._max_num_seqs = settings.max_num_seqs
         self._is_synchronous = settings.max_policy_age == 0
         self.version = -1
         """Of the weights in use."""
@@ -126,6 +130,19 @@ class Cohort:
     def is_idle(self) -> bool:
         """Whether nothing runs."""
         return not self.num_running
+
+    def cycle_s(self, of_sampler: Callable[[NDArray[np.int64]], NDArray[np.float64]]) -> float:
+        """Seconds of an engine step of all, where one of a sampler with k running takes `of_sampler` of k.
+
+        That in which as many tokens are sampled as if each sampler made steps of its own: the harmonic mean over
+        sequences, K / sum(k / seconds(k)) with K = sum(k). By their mean load samplers would be faster than they are:
+        the more run in one, the less it makes of each.
+        """
+        if self.size == 1:
+            return float(of_sampler(np.array([self.num_running]))[0])
+        running = self._max_num_seqs - np.array(self._num_free)
+        running = running[running > 0]
+        return float(running.sum() / (running / of_sampler(running)).sum())
 
     def steps_to_next_end(self) -> int:
         """Engine steps until the next rollout ends, where something runs."""

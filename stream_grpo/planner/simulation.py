@@ -237,8 +237,9 @@ class Simulation:
         """Engine steps until something can change."""
         plan, times = self._plans[cohort.index], self._world.sampler
         plan.at_s = begin_s
-        plan.engine_s = times.step_s(cohort.num_running / cohort.size) * self._slowdown
-        plan.wall_s = plan.engine_s + times.between_s * self._slowdown
+        num_running = cohort.num_running / cohort.size
+        plan.wall_s = cohort.cycle_s(times.cycle_s) * self._slowdown
+        plan.engine_s = plan.wall_s * times.step_s(num_running) / times.cycle_s(num_running)
         plan.num_steps = cohort.steps_to_next_end()
         if (due_s := cohort.next_due_s) < begin_s + plan.num_steps * plan.wall_s:
             plan.num_steps = cohort.whole_strides((due_s - begin_s) / plan.wall_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +46,9 @@ class SamplerTimes:
     """Of an engine step, whatever runs in it."""
     per_sequence_s: float
     """And for each running sequence."""
-    between_s: float = 0.0
-    """The sampler's own work between two engine steps: tickets, texts, rewards scored in its process."""
+    between_per_sequence_s: float = 0.0
+    """The sampler's own work between two engine steps, for each running sequence: tickets, texts, rewards scored in its
+    process. It comes with groups, and so with tokens, not with steps."""
     update_s: float = 0.0
     """That new weights keep the engine from sampling: applied and proved."""
     score_s: float = 0.0
@@ -58,6 +59,14 @@ class SamplerTimes:
     def step_s(self, num_running: float) -> float:
         """Seconds of an engine step."""
         return self.base_s + self.per_sequence_s * num_running
+
+    @overload
+    def cycle_s(self, num_running: float) -> float: ...
+    @overload
+    def cycle_s(self, num_running: NDArray[np.int64]) -> NDArray[np.float64]: ...
+    def cycle_s(self, num_running: Any) -> Any:
+        """Seconds from the begin of an engine step to that of the next."""
+        return self.base_s + (self.per_sequence_s + self.between_per_sequence_s) * num_running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

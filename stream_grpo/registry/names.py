@@ -75,6 +75,7 @@ TITLES: Mapping[str, str] = {
     "buffer": "`status` of the buffer",
     "curator": "`status` of the curator",
     "learner": "`status` of the learner",
+    "weights": "`status` of the process that gives out weights, with `cluster.node_root`",
     "evaluation": "`evaluation`: held-out problems during training, written by a sampler",
     "control": "`control`: what the closed loop changed, written by the learner",
     "alarm": "`alarm`: written by the launcher",

@@ -19,6 +19,12 @@ _ENVIRONMENT = """
     num_waiting | trajectories | that wait for their environment and hold no slot
     num_sampling | trajectories | of which an action is being sampled
     num_other_starts | trajectories | that began in another state than their group, and began again
+    num_held | trajectories | that wait for the trunk of their group and hold no slot
+    num_trunks_cut | groups | that branch before their turn, because the trunk ended, in all
+    num_trunks_failed | groups | whose trunk failed, so that they are plain ones, in all
+    num_trunk_tokens_dropped | tokens | sampled as the action that ended a trunk, and thrown away, in all
+    num_history_tokens | tokens | of histories from which second and later actions were sampled, each counted, in all
+    num_history_cached | tokens | of these from the prefix cache; 0 unless `environment.waiting_kv = "keep"`
     num_workers | processes | of the environments
     num_queued | calls | waiting for a worker
     num_open | calls | without an answer
@@ -43,6 +49,9 @@ _ENVIRONMENT = """
     tokens_per_success | tokens | sampled, mean over successes
     calls_per_success | calls | of tools, mean over successes
     recovery_share | share | of trajectories with a failed call that ended in success
+    branching_share | share | of groups that branched
+    decision_turn_mean | turns | of these the turn at which they did, from 1; null where none did
+    trunk_token_share | share | of sampled tokens that are of trunks, and not trained
     noise_share | share | of the variance of rewards in a group that is the environment's chance; null without replicas
 """
 
@@ -223,4 +232,12 @@ LEARNER = figures(
     """,
 )
 
-STATUS = (*SAMPLER, *BUFFER, *CURATOR, *LEARNER)
+WEIGHTS = figures(
+    "weights",
+    """
+    bytes_given | bytes | of weights, to samplers that do not see the run's folder, in all
+    wire_refused/* | | by its socket: malformed and oversized messages, connections of strangers
+    """,
+)
+
+STATUS = (*SAMPLER, *BUFFER, *CURATOR, *LEARNER, *WEIGHTS)

@@ -20,16 +20,22 @@ PREFIX = "shaping."
 def shaped_group(group: RolloutGroup, shaping: Shaping, *, max_new_tokens: int) -> RolloutGroup:
     """The group with its rewards shaped by the step of its ticket. Raises ValueError where that has been done."""
     step = group.ticket_step
-    results = [shaped(rollout, shaping, step=step, max_new_tokens=max_new_tokens) for rollout in group.rollouts]
+    # The trunk of a branching group counts for each of its rollouts, as it does for their limit.
+    num_before = group.num_trunk_tokens
+    results = [
+        shaped(rollout, shaping, step=step, max_new_tokens=max_new_tokens, num_before=num_before)
+        for rollout in group.rollouts
+    ]
     if all(result is rollout.reward for result, rollout in zip(results, group.rollouts, strict=True)):
         return group
     rollouts = (replace(r, reward=result) for r, result in zip(group.rollouts, results, strict=True))
     return replace(group, rollouts=tuple(rollouts))
 
 
-def shaped(rollout: Rollout, shaping: Shaping, *, step: int, max_new_tokens: int) -> RewardResult:
+def shaped(rollout: Rollout, shaping: Shaping, *, step: int, max_new_tokens: int, num_before: int = 0) -> RewardResult:
     """The result of a rollout with every term that acts at `step` added to its reward and named in its components.
 
+    `num_before`: tokens of its actions before those that are trained; they count for its length.
     Decision and evidence stay those of the verifier; left out for truncation, a rollout is `unknown` and says so.
     Raises ValueError where terms have been added before.
     """
@@ -41,7 +47,8 @@ def shaped(rollout: Rollout, shaping: Shaping, *, step: int, max_new_tokens: int
     if shaping.truncated == "leave_out" and rollout.end_reason is EndReason.LENGTH:
         evidence = f"left out, cut at {max_new_tokens} tokens; the verifier said {result.decision}: {result.evidence}"
         return replace(result, decision=Decision.UNKNOWN, reward=None, evidence=evidence)
-    terms = _terms(rollout, shaping, step=step, max_new_tokens=max_new_tokens)
+    num_tokens = num_before + rollout.num_target_tokens
+    terms = _terms(rollout, shaping, step=step, num_tokens=num_tokens, max_new_tokens=max_new_tokens)
     if not terms:
         return result
     components = {**result.components, **{PREFIX + name: value for name, value in terms.items()}}
@@ -93,11 +100,11 @@ def _sampled_ids(rollout: Rollout) -> list[int]:
     return ids
 
 
-def _terms(rollout: Rollout, shaping: Shaping, *, step: int, max_new_tokens: int) -> dict[str, float]:
+def _terms(rollout: Rollout, shaping: Shaping, *, step: int, num_tokens: int, max_new_tokens: int) -> dict[str, float]:
     """Every term that acts at this step, 0 or less, by name."""
     terms: dict[str, float] = {}
     if shaping.overlong_tokens is not None:
-        penalty = overlong(rollout.num_sampled_tokens, max_tokens=max_new_tokens, cache=shaping.overlong_tokens)
+        penalty = overlong(num_tokens, max_tokens=max_new_tokens, cache=shaping.overlong_tokens)
         terms["overlong"] = shaping.overlong_weight * penalty
     if shaping.repetition_weight and step >= shaping.repetition_from_step:
         share = repeated_share(_sampled_ids(rollout), n=shaping.repetition_ngram)

@@ -129,9 +129,11 @@ def group_text(line: GroupLine, data: bytes, decode: Decode, *, with_tokens: boo
 def _heading(number: int, rollout: Rollout) -> str:
     reward = rollout.reward
     mixed = "" if rollout.mixed_context_from is None else ", partly on a KV cache of older weights"
+    num_before = rollout.num_sampled_tokens - rollout.num_target_tokens
+    trunk = f" ({num_before} of the trunk of its group, not trained)" if num_before else ""
     return (
         f"rollout {number}  {reward.decision}  reward {_optional(reward.reward, 'g')}  "
-        f"{rollout.num_sampled_tokens} tokens, ended by {rollout.end_reason}  "
+        f"{rollout.num_sampled_tokens} tokens{trunk}, ended by {rollout.end_reason}  "
         f"versions {spans(rollout.versions())}{mixed}"
     )
 

@@ -46,9 +46,11 @@ from stream_grpo.sampler.engine import (
     sampling_params,
 )
 from stream_grpo.sampler.prompts import end_token_ids, load_tokenizer
-from stream_grpo.sampler.weight_receiver import BACKEND, WorkerExtension, layout, map_memory, views
+from stream_grpo.sampler.weight_receiver import BACKEND, NCCL_BACKEND, WorkerExtension, layout, map_memory, views
 from stream_grpo.types import Generation, GenerationRequest, PolicyVersion
 from stream_grpo.weights.manifest import Fingerprint, TensorSpec, model_tensors
+from stream_grpo.weights.nccl_subscriber import RemoteWeights
+from stream_grpo.weights.tensors_file import spec_of
 
 _STEP_S = 0.02
 """The longest that `step` waits for a sequence to finish."""
@@ -56,6 +58,8 @@ _END_S = 2.0
 """What the processes get to end by themselves after vLLM's own shutdown."""
 _BATCHED_TOKENS = 8192
 _SHARED_MEMORY = Path("/dev/shm")
+_TRANSFER_S = 600.0
+"""What weights over NCCL may take; a learner that is gone meanwhile never answers."""
 _T = TypeVar("_T")
 
 
@@ -164,22 +168,35 @@ class AsyncEngine:
                 num_tokens += state.detokenizer.num_output_tokens() if state else 0
         return num_tokens
 
-    def apply_weights(self, named_tensors: Mapping[str, Any], version: PolicyVersion, *, recompute_kv: bool) -> float:
+    def apply_weights(
+        self, named_tensors: Mapping[str, Any] | RemoteWeights, version: PolicyVersion, *, recompute_kv: bool
+    ) -> float:
         """Replace the weights between two steps of the model; values are checked before (`weights.subscriber`).
 
-        Raises WeightsError: before anything has changed where names, shapes or dtypes are not those expected.
+        Raises WeightsError: before the model has changed where names, shapes or dtypes are not those expected.
         Where a worker fails later, its model is whole, but some of its layers may have the new weights.
         """
         started = time.perf_counter()
-        found = {n: TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in named_tensors.items()}
-        if wrong := sorted(name for name, _ in found.items() ^ self._expected.items()):
-            raise WeightsError(f"weights {version}: not the tensors of the model: {sorted(set(wrong))}")
-        for name, view in views(self._memory, self._slots).items():
-            view.copy_(named_tensors[name])
-        self._run(self._replace(version, recompute_kv))
+        if isinstance(named_tensors, RemoteWeights):
+            self._run(self._replace(version, recompute_kv, named_tensors))
+        else:
+            self._share(named_tensors, version)
+            self._run(self._replace(version, recompute_kv))
         if not recompute_kv:
             self._kept_kv.add(str(version))
         return time.perf_counter() - started
+
+    def _share(self, named_tensors: Mapping[str, Any], version: PolicyVersion) -> None:
+        """Copy the tensors to where the workers read them."""
+        wrong = named_tensors.keys() ^ self._expected.keys()
+        for name, view in views(self._memory, self._slots).items() if not wrong else ():
+            tensor = named_tensors[name]  # once: it may be computed only now
+            if spec_of(tensor) == self._expected[name]:
+                view.copy_(tensor)
+            else:
+                wrong.add(name)
+        if wrong:
+            raise WeightsError(f"weights {version}: not the tensors of the model: {sorted(wrong)}")
 
     def prompt_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """At temperature 1 (vLLM leaves temperature out of prompt logprobs), of every token after the first."""
@@ -227,7 +244,8 @@ class AsyncEngine:
         try:
             pids = await self._llm.collective_rpc("live_no_longer_than", args=(os.getpid(),))
             self._processes = [os.pidfd_open(pid) for pid in sorted({pid for several in pids for pid in several})]
-            await self._share_memory()
+            if self._config.weights.transfer == "files":
+                await self._share_memory()
             await self._llm.update_weight_version(str(version))
         except BaseException:
             self._llm.shutdown()
@@ -274,27 +292,39 @@ class AsyncEngine:
             await self._llm.abort([request.internal_id for request in requests], internal=True)
             await asyncio.wait([request.output for request in requests])
 
-    async def _replace(self, version: PolicyVersion, recompute_kv: bool) -> None:
+    async def _replace(self, version: PolicyVersion, recompute_kv: bool, remote: RemoteWeights | None = None) -> None:
         await self._llm.pause_generation(mode="keep", clear_cache=recompute_kv)
         try:
-            await self._transfer(version)
+            await self._transfer(version, remote)
             # Nothing is sampled in between, so that the label is exact.
             await self._llm.update_weight_version(str(version))
         finally:
             await self._llm.resume_generation()
 
-    async def _transfer(self, version: PolicyVersion) -> None:
-        info = {"slots": [list(slot) for slot in self._slots]}
+    async def _transfer(self, version: PolicyVersion, remote: RemoteWeights | None) -> None:
+        info: dict[str, Any] = {"slots": [list(slot) for slot in self._slots]}
         try:
-            await self._llm.start_weight_update()
-            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
-            await self._llm.finish_weight_update()
-            errors = await self._llm.collective_rpc("weight_update_error")
+            async with asyncio.timeout(None if remote is None else _TRANSFER_S):
+                if remote is not None:
+                    info = await self._join(remote)
+                await self._llm.start_weight_update()
+                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+                await self._llm.finish_weight_update()
+                errors = await self._llm.collective_rpc("weight_update_error")
         except Exception as error:
             raise WeightsError(f"weights {version}: the engine did not take them: {error!r}") from error
         for rank, cause in enumerate(errors):
             if cause is not None:
                 raise WeightsError(f"weights {version}: worker {rank} could not load them: {cause}")
+        if remote is not None:
+            remote.received()
+
+    async def _join(self, remote: RemoteWeights) -> dict[str, Any]:
+        """Have the learner send; returns what the workers are told to receive."""
+        join = remote.receive(self._config.sampler.tensor_parallel_size)
+        if join.init_info is not None:
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=join.init_info))
+        return join.update_info
 
     async def _score(self, sequences: Sequence[Sequence[int]]) -> list[Any]:
         names = [f"probe-{self._num_added}-{i}" for i in range(len(sequences))]
@@ -325,7 +355,9 @@ def _async_engine_args(config: Config) -> dict[str, Any]:
         "tensor_parallel_size": num_workers,
         # Left to vLLM, workers inside a Ray actor would be placed by Ray.
         "distributed_executor_backend": "mp" if num_workers > 1 else "uni",
-        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        "weight_transfer_config": WeightTransferConfig(
+            backend=NCCL_BACKEND if config.weights.transfer == "nccl" else BACKEND
+        ),
         "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         # A sequence has a KV cache from its first token on, never before: a prompt is computed in one step.
         "enable_chunked_prefill": False,

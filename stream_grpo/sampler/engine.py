@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,12 @@ for _name, _value in ALWAYS.items():
     os.environ.setdefault(_name, _value)
 
 import torch
-from vllm.config import set_current_vllm_config
+from vllm.config import StructuredOutputsConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs.engine import tokens_input
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -254,9 +255,11 @@ def engine_args(config: Config) -> dict[str, Any]:
         # The distribution that was really sampled from, temperature included.
         "logprobs_mode": "processed_logprobs",
         # Text never passes here, and no setting comes from the model folder unseen.
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not config.environment.grammar,
         "generation_config": "vllm",
         "enable_prefix_caching": sampler.prefix_cache,
+        # The one backend whose masks the learner makes too; vLLM sets them on logits before temperature and filters.
+        "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar"),
         "scheduling_policy": "priority",
         # A step is finished before weights change, so that versions are exact.
         "async_scheduling": False,
@@ -296,7 +299,16 @@ def params_of(request: GenerationRequest, common: SamplingParams) -> SamplingPar
     # Shallow copies, here and in vLLM: deep ones of the same settings cost a twentieth of a sampler's time.
     params = copy.copy(common)
     params.max_tokens, params.seed = request.max_new_tokens, request.seed
+    if request.grammar is not None:
+        params.structured_outputs = _structured(request.grammar)
+    if not request.reads_cache:
+        params.skip_reading_prefix_cache = True
     return params
+
+
+@lru_cache
+def _structured(grammar: str) -> StructuredOutputsParams:
+    return StructuredOutputsParams(structural_tag=grammar)
 
 
 def probe_params() -> SamplingParams:

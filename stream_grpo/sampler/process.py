@@ -18,6 +18,7 @@ from stream_grpo.rewards.gathering import Place
 from stream_grpo.rewards.scoring import Scoring, scoring_version
 from stream_grpo.rewards.shaping import shaped_group
 from stream_grpo.sampler.alarms import Alarms
+from stream_grpo.sampler.branching import num_trunk_actions
 from stream_grpo.sampler.continuation import continued_group
 from stream_grpo.sampler.generation import Engine
 from stream_grpo.sampler.heldout import HeldoutEvaluation
@@ -44,6 +45,7 @@ from stream_grpo.sampler.update import Updater
 from stream_grpo.transport.channels import SamplerChannel
 from stream_grpo.transport.codec import decode_group
 from stream_grpo.types import Decision, EndReason, Generation, PolicyVersion, RewardResult, RolloutGroup, Ticket
+from stream_grpo.weights.nccl_subscriber import NcclSubscriber
 from stream_grpo.weights.subscriber import Subscriber
 
 _IDLE_WAIT_S = 0.005
@@ -66,7 +68,7 @@ class SamplerProcess:
         engine: Engine,
         buffer: SamplerChannel,
         curator: Curator,
-        subscriber: Subscriber,
+        subscriber: Subscriber | NcclSubscriber,
         prompts: Prompts,
         scoring: Scoring,
         heldout: HeldoutEvaluation,
@@ -308,7 +310,8 @@ class SamplerProcess:
         try:
             requests = make_requests(ticket, self._prompts.token_ids(problem), self._config)
             if self._trajectories is not None:
-                requests = with_episodes(requests, ticket, problem)
+                num_before = num_trunk_actions(ticket.seed, self._config.environment)
+                requests = with_episodes(requests, ticket, problem, num_before)
         except PromptRefused as error:
             self._refuse(ticket, problem, str(error))
             return
@@ -380,7 +383,7 @@ class SamplerProcess:
         problem, text = scored(group.problem, generation, self._prompts.decode)
         task_id = task_id_of(group.ticket, generation.request_id, group.attempt)
         place = Place(scored_as(group.ticket, group.attempt), self._config.sampler.group_size)
-        num_tokens = generation.num_sampled
+        num_tokens = generation.num_action_tokens
         self._scoring.submit(
             task_id, problem, text, generation.end_reason, place, num_tokens=num_tokens, may_be_trained=True
         )

@@ -83,10 +83,15 @@ def make_requests(ticket: Ticket, prompt_ids: Sequence[int], config: Config) -> 
 
 
 def with_episodes(
-    requests: Sequence[GenerationRequest], ticket: Ticket, problem: Problem
+    requests: Sequence[GenerationRequest], ticket: Ticket, problem: Problem, num_trunk_actions: int = 0
 ) -> tuple[GenerationRequest, ...]:
-    """The requests of a group as trajectories that share start and chance of their environment."""
-    episode = Episode(group=scored_as(ticket), seed=environment_seed(ticket.seed), problem=problem)
+    """The requests of a group as trajectories that share start and chance of their environment, and so many actions."""
+    episode = Episode(
+        group=scored_as(ticket),
+        seed=environment_seed(ticket.seed),
+        problem=problem,
+        num_trunk_actions=num_trunk_actions,
+    )
     return tuple(replace(request, episode=episode) for request in requests)
 
 
@@ -121,7 +126,7 @@ def request_of(task_id: str) -> str:
 
 def make_rollout(request: GenerationRequest, generation: Generation, reward: RewardResult) -> Rollout:
     """One rollout over prompt and response: T = prompt tokens + response tokens, the response is the policy's but for
-    what it observed.
+    what it observed, and trained but for the trunk of a branching group.
 
     Steps of the reward end at tokens of the response.
     """
@@ -133,6 +138,7 @@ def make_rollout(request: GenerationRequest, generation: Generation, reward: Rew
     if trajectory is not None:
         loss_mask[num_prompt:], turn[num_prompt:] = ~trajectory.observed, trajectory.turn
         branch[~loss_mask] = step[~loss_mask] = -1
+        loss_mask[: num_prompt + trajectory.num_trunk_tokens] = False
     return Rollout(
         token_ids=np.concatenate([np.asarray(request.prompt_ids, np.int32), generation.token_ids]),
         num_prompt_tokens=num_prompt,

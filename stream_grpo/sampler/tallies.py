@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stream_grpo.environments.noise import MeanSquares, mean_squares, noise_share
 from stream_grpo.environments.outcome import PREFIX, REPLICA
@@ -19,6 +20,7 @@ class Tallies:
     def __init__(self) -> None:
         self._ends: Counter[str] = Counter()
         self._num_groups = self._num_consistent = 0
+        self._num_branching = self._sum_of_turns = self._num_tokens = self._num_trunk_tokens = 0
         self._num_steps = self._num_calls = 0
         self._tokens_of_successes = self._calls_of_successes = 0
         self._num_with_errors = self._num_recovered = 0
@@ -33,10 +35,19 @@ class Tallies:
         if ends:
             self._num_groups += 1
             self._num_consistent += ends == {EndReason.SUCCESS}
+            self._add_trunk(group)
         scores = [_replicas(rollout.reward.components) for rollout in rollouts if rollout.valid]
         if len(scores) >= 2 and len(scores[0]) >= 2 and len({len(row) for row in scores}) == 1:
             found = mean_squares(np.array(scores, np.float64))
             self._squares = MeanSquares(*(a + b for a, b in zip(self._squares, found, strict=True)))
+
+    def _add_trunk(self, group: RolloutGroup) -> None:
+        self._num_tokens += group.num_sampled_tokens
+        self._num_trunk_tokens += group.num_trunk_tokens
+        turns = [int(rollout.turn[trunk].max()) for rollout in group.rollouts if (trunk := _trunk(rollout)).any()]
+        if turns:
+            self._num_branching += 1
+            self._sum_of_turns += turns[0] + 2  # that after the trunk's last, from 1
 
     def _add(self, rollout: Rollout) -> None:
         self._ends[rollout.end_reason.value] += 1
@@ -68,8 +79,16 @@ class Tallies:
             "tokens_per_success": _share(self._tokens_of_successes, num_successes),
             "calls_per_success": _share(self._calls_of_successes, num_successes),
             "recovery_share": _share(self._num_recovered, self._num_with_errors),
+            "branching_share": _share(self._num_branching, self._num_groups),
+            "decision_turn_mean": _share(self._sum_of_turns, self._num_branching),
+            "trunk_token_share": _share(self._num_trunk_tokens, self._num_tokens),
             "noise_share": noise_share(self._squares) if any(self._squares) else None,
         }
+
+
+def _trunk(rollout: Rollout) -> NDArray[np.bool_]:
+    """[T] what it sampled for all of its group, and is not trained."""
+    return rollout.is_sampled & ~rollout.loss_mask
 
 
 def _replicas(components: Mapping[str, float]) -> list[float]:

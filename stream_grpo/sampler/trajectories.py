@@ -4,7 +4,9 @@
              (waits, no slot)          (a slot)               (waits, no slot)
 
 To whoever uses it a trajectory is one request with one generation, of all turns. One that waits holds no slot of the
-engine and no KV cache; its next action is a request of the whole history. All other requests pass through untouched.
+engine; its next action is a request of the whole history, whose KV cache is computed again, or what the prefix cache
+still has of it is read (`environment.waiting_kv`). Of a group that branches one rollout plays the first actions for all
+(`branching`). All other requests pass through untouched.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any, Protocol
 from stream_grpo.config_environment import Environment
 from stream_grpo.environments.instance import Call, Reply
 from stream_grpo.environments.protocol import End, Start, Step
+from stream_grpo.sampler.branching import Branches
 from stream_grpo.sampler.generation import Engine
 from stream_grpo.sampler.underway import Underway
 from stream_grpo.types import EndReason, Generation, GenerationRequest, PolicyVersion
@@ -25,6 +28,8 @@ from stream_grpo.weights.manifest import Fingerprint, TensorSpec
 _WAIT_S = 0.005
 # Ends that the last action made by itself, so that its text may be scored too.
 _BY_ACTION = (EndReason.SUCCESS, EndReason.POLICY_FAILURE)
+# Ends that no action made: a trunk that ends so has failed.
+_FAILED = (EndReason.ABORT, EndReason.ERROR, EndReason.ENV_ERROR)
 
 
 class Environments(Protocol):
@@ -63,10 +68,12 @@ class TrajectoryEngine:
         observations: Encoder,
         decode: Callable[[Sequence[int]], str],
         settings: Environment,
+        grammar: str | None = None,
     ) -> None:
-        """`decode`: of an action's ids to the text that its environment reads."""
+        """`decode`: of an action's ids to the text that its environment reads. `grammar`: that all actions keep to."""
         self._engine, self._environments = engine, environments
         self._observations, self._decode, self._settings = observations, decode, settings
+        self._grammar = grammar
         # All trajectories by the id of their request, and of these the ones that are being sampled.
         self._underway: dict[str, Underway] = {}
         self._running: set[str] = set()
@@ -79,7 +86,9 @@ class TrajectoryEngine:
         # Of groups with trajectories under way: how many, and the state in which the first of them began.
         self._num_of_group: Counter[str] = Counter()
         self._starts: dict[str, bytes] = {}
+        self._branches = Branches()
         self._num_added = self._num_other_starts = 0
+        self._num_history_tokens = self._num_history_cached = 0
 
     # -- as an engine -------------------------------------------------------------------------------------------------
 
@@ -88,12 +97,14 @@ class TrajectoryEngine:
         """Trajectories that may be under way: the engine's slots, and those that wait between two actions, up to
         `max_waiting`. One that has not begun yet counts as one that holds a slot, or all would begin at once."""
         num_between = sum(underway.snapshot is not None for underway in list(self._waiting.values()))
+        num_between += self._branches.num_held
         return self._engine.num_slots + min(num_between, self._settings.max_waiting)
 
     @property
     def num_unfinished(self) -> int:
         """Requests that were added and neither given back by `step` nor aborted."""
-        return self._engine.num_unfinished + len(self._waiting) + len(self._finished)
+        num_waiting = len(self._waiting) + self._branches.num_held
+        return self._engine.num_unfinished + num_waiting + len(self._finished)
 
     @property
     def only_waits(self) -> bool:
@@ -107,19 +118,28 @@ class TrajectoryEngine:
             return
         if request.request_id in self._underway:
             raise ValueError(f"request {request.request_id} is still unfinished")
-        self._num_added += 1
         underway = Underway(
             request,
-            f"{request.request_id}#{self._num_added}",
+            self._new_name(request.request_id),
             max_turn_tokens=self._settings.max_turn_tokens,
             max_observation_bytes=self._settings.max_observation_bytes,
         )
         self._num_of_group[underway.group] += 1
         self._underway[request.request_id] = underway
-        self._ask(underway)
+        does = self._branches.join(underway)
+        if does == "begins":
+            self._ask(underway)
+        elif does == "goes on":
+            self._go_on(underway)
+
+    def _new_name(self, request_id: str) -> str:
+        self._num_added += 1
+        return f"{request_id}#{self._num_added}"
 
     def step(self) -> list[Generation]:
         """One step of the engine where something runs, and what has come from environments; what has finished."""
+        for underway in self._branches.turn():
+            self._ask(underway)
         if self._engine.num_unfinished:
             for generation in self._engine.step():
                 self._take(generation)
@@ -132,25 +152,34 @@ class TrajectoryEngine:
     def abort(self, request_ids: Iterable[str]) -> list[Generation]:
         """End requests now; what they have so far comes back.
 
-        A trajectory that was being sampled ends as `model_timeout`, one that waited as `env_error`.
+        A trajectory that was being sampled ends as `model_timeout`, one that waited as `env_error`; one that waited for
+        the trunk of its group ends as that does.
         """
         names = dict.fromkeys(request_ids)
         held = [generation for generation in self._finished if generation.request_id in names]
         self._finished = [generation for generation in self._finished if generation.request_id not in names]
-        for generation in self._engine.abort([name for name in names if name not in self._waiting_ids(names)]):
+        waiting = self._waiting_ids(names)
+        for name in waiting:
+            late = self._underway[name]
+            end_reason, evidence = self._why_late(late)
+            held.append(self._closed(late, late.generation(end_reason, evidence=evidence)))
+        for generation in self._engine.abort([name for name in names if name not in waiting]):
             if (underway := self._underway.get(generation.request_id)) is None:
                 held.append(generation)
                 continue
             underway.act(generation, "")
             held.append(self._closed(underway, underway.generation(EndReason.MODEL_TIMEOUT)))
-        for name in self._waiting_ids(names):
-            underway = self._underway[name]
-            evidence = "its environment did not answer in time"
-            held.append(self._closed(underway, underway.generation(EndReason.ENV_ERROR, evidence=evidence)))
         return held
 
-    def _waiting_ids(self, names: Iterable[str]) -> set[str]:
-        return {name for name in names if name in self._underway and name not in self._running}
+    def _waiting_ids(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name in self._underway and name not in self._running]
+
+    def _why_late(self, underway: Underway) -> tuple[EndReason, str]:
+        """How a trajectory that waits ends at its deadline, and why."""
+        leader = self._branches.leader_of(underway)
+        if leader is not None and leader.request.request_id in self._running:
+            return EndReason.MODEL_TIMEOUT, ""
+        return EndReason.ENV_ERROR, "its environment did not answer in time"
 
     def progress(self, request_ids: Iterable[str]) -> list[Generation]:
         """What requests have so far, as `partial`; of a trajectory all but the action that is being sampled."""
@@ -170,7 +199,8 @@ class TrajectoryEngine:
         return self._engine.expected_tensors()
 
     def apply_weights(self, named_tensors: Mapping[str, Any], version: PolicyVersion, *, recompute_kv: bool) -> float:
-        """As the engine's. What waits has no KV cache: its next action is of the new weights throughout."""
+        """As the engine's. Nothing is read that older weights have kept for what waits: its next action is of the new
+        weights throughout."""
         return self._engine.apply_weights(named_tensors, version, recompute_kv=recompute_kv)
 
     def prompt_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -196,6 +226,9 @@ class TrajectoryEngine:
             "num_waiting": len(self._waiting),
             "num_sampling": len(self._running),
             "num_other_starts": self._num_other_starts,
+            **self._branches.as_fields(),
+            "num_history_tokens": self._num_history_tokens,
+            "num_history_cached": self._num_history_cached,
             **self._environments.status(),
         }
 
@@ -210,8 +243,12 @@ class TrajectoryEngine:
         if underway.num_left < 1:
             self._finish(underway, EndReason.LENGTH)
             return
+        if self._branches.leads(underway) and self._branches.is_decision(underway):
+            self._decide(underway)
+            return
         self._running.add(underway.request.request_id)
-        self._engine.add(underway.next_request())
+        keeps = self._settings.waiting_kv == "keep"
+        self._engine.add(underway.next_request(grammar=self._grammar, reuses_history=keeps))
 
     def _take(self, generation: Generation) -> None:
         """An action is sampled."""
@@ -220,6 +257,9 @@ class TrajectoryEngine:
             return
         self._running.remove(generation.request_id)
         underway = self._underway[generation.request_id]
+        if underway.num_steps:  # not the first action, whose prompt is that of the group
+            self._num_history_tokens += generation.num_prompt_tokens
+            self._num_history_cached += generation.num_cached_tokens
         underway.act(generation, self._decode(generation.token_ids.tolist()))
         if generation.end_reason in (EndReason.ABORT, EndReason.ERROR):
             self._finish(underway, generation.end_reason)
@@ -274,7 +314,7 @@ class TrajectoryEngine:
 
     def _end(self, underway: Underway, end_reason: EndReason, evidence: str) -> None:
         """Finish a trajectory that its environment scores, once its replicas have scored it too."""
-        calls = underway.replica_calls(self._settings.replicas)
+        calls = [] if self._branches.leads(underway) else underway.replica_calls(self._settings.replicas)
         if not calls:
             self._finish(underway, end_reason, is_answer=end_reason in _BY_ACTION, evidence=evidence)
             return
@@ -298,11 +338,26 @@ class TrajectoryEngine:
     def _finish(
         self, underway: Underway, end_reason: EndReason, *, is_answer: bool = False, evidence: str = ""
     ) -> None:
+        if self._branches.leads(underway) and end_reason not in _FAILED:
+            self._decide(underway)
+            return
         generation = underway.generation(end_reason, is_answer=is_answer, evidence=evidence)
         self._finished.append(self._closed(underway, generation))
 
+    def _decide(self, leader: Underway) -> None:
+        """All rollouts of a branching group go on from its trunk."""
+        num_actions = leader.num_actions
+        members = self._branches.decide(leader)
+        if num_actions > leader.num_actions:  # its environment has gone further
+            self._waiting.pop(leader.name, None)
+            self._environments.forget(leader.name)
+            leader.name = self._new_name(leader.request.request_id)
+        for underway in members:
+            self._go_on(underway)
+
     def _closed(self, underway: Underway, generation: Generation) -> Generation:
         """Forget a trajectory, whose generation this is."""
+        self._branches.leave(underway)
         del self._underway[underway.request.request_id]
         self._running.discard(underway.request.request_id)
         self._waiting.pop(underway.name, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +26,30 @@ class _Piece:
     """None: an observation."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trunk:
+    """A trajectory as it stands before one of its actions, from where the rollouts of a branching group go on."""
+
+    snapshot: bytes | None
+    """The start state."""
+    pieces: tuple[_Piece, ...]
+    actions: tuple[str, ...]
+    seen: tuple[str, ...]
+    calls: Mapping[str, int]
+    milestones: Mapping[str, float]
+    num_errors: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Of actions and observations."""
+        return sum(len(piece.token_ids) for piece in self.pieces)
+
+    @property
+    def num_sampled(self) -> int:
+        """Of actions."""
+        return sum(len(piece.token_ids) for piece in self.pieces if piece.sampled is not None)
+
+
 def replica_seed(seed: int, number: int) -> int:
     """The seed of an environment's replica: that of the episode for the first, the same on every machine."""
     if number == 0:
@@ -43,6 +67,8 @@ class Underway:
         if request.episode is None:
             raise ValueError(f"request {request.request_id} has no episode")
         self.request, self.name, self._episode = request, name, request.episode
+        self.seed = request.seed
+        """Of what is sampled from now on."""
         self._max_turn_tokens, self._max_observation_bytes = max_turn_tokens, max_observation_bytes
         self._pieces: list[_Piece] = []
         self._actions: list[str] = []
@@ -56,11 +82,23 @@ class Underway:
         self.snapshot: bytes | None = None
         self.num_steps = 0
         """Actions that were answered."""
+        # What it went on from, and of that the tokens that another rollout sampled.
+        self._num_trunk_tokens = self._num_taken_tokens = 0
 
     @property
     def group(self) -> str:
         """Of those that begin in one state."""
         return self._episode.group
+
+    @property
+    def num_trunk_actions(self) -> int:
+        """Actions that one of its group plays for all; 0 where the group does not branch."""
+        return self._episode.num_trunk_actions
+
+    @property
+    def num_actions(self) -> int:
+        """Actions so far."""
+        return len(self._actions)
 
     @property
     def num_sampled(self) -> int:
@@ -70,12 +108,41 @@ class Underway:
     @property
     def num_left(self) -> int:
         """Tokens that may still be sampled."""
-        return self.request.max_new_tokens - self.num_sampled
+        return self.request.max_new_tokens - self._num_taken_tokens - self.num_sampled
 
     @property
     def last_ids(self) -> tuple[int, ...]:
         """Of the newest action; empty before the first."""
         return next((piece.token_ids for piece in reversed(self._pieces) if piece.sampled is not None), ())
+
+    # -- branching ----------------------------------------------------------------------------------------------------
+
+    def trunk(self) -> Trunk:
+        """It as it stands, before an action."""
+        return Trunk(
+            snapshot=self.snapshot,
+            pieces=tuple(self._pieces),
+            actions=tuple(self._actions),
+            seen=tuple(self._seen),
+            calls=dict(self._calls),
+            milestones=dict(self._milestones),
+            num_errors=self._num_errors,
+        )
+
+    def go_on_from(self, trunk: Trunk, *, is_own: bool) -> None:
+        """Become a trajectory that has come so far and goes on by the seed of its request.
+
+        `is_own`: it has sampled the trunk's actions itself; another one has them as context, as observations are. Its
+        environment gets there when it is called next: it plays the trunk's actions, and must answer as it did.
+        """
+        self.seed, self.snapshot, self.num_steps = self.request.seed, trunk.snapshot, len(trunk.actions)
+        self._pieces = [piece if is_own else replace(piece, sampled=None) for piece in trunk.pieces]
+        self._actions, self._seen = list(trunk.actions), list(trunk.seen)
+        self._calls, self._milestones, self._num_errors = Counter(trunk.calls), dict(trunk.milestones), trunk.num_errors
+        # Scores of single actions are compared as far as they are trained.
+        self._step_scores, self.scores = [], []
+        self._num_trunk_tokens = trunk.num_tokens
+        self._num_taken_tokens = 0 if is_own else trunk.num_sampled
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -108,17 +175,22 @@ class Underway:
 
     # -- what goes out ------------------------------------------------------------------------------------------------
 
-    def next_request(self) -> GenerationRequest:
-        """The request for the next action: the whole history as it was sampled and observed, nothing encoded again."""
+    def next_request(self, *, grammar: str | None = None, reuses_history: bool = False) -> GenerationRequest:
+        """The request for the next action: the whole history as it was sampled and observed, nothing encoded again.
+
+        `reuses_history`: whether its keys and values may come from earlier actions.
+        """
         history = [token_id for piece in self._pieces for token_id in piece.token_ids]
         num_new = self.num_left if self._max_turn_tokens is None else min(self._max_turn_tokens, self.num_left)
-        seed = self.request.seed if not self._actions else continued_seed(self.request.seed, len(history))
+        seed = self.seed if not self._actions else continued_seed(self.seed, len(history))
         return replace(
             self.request,
             prompt_ids=(*self.request.prompt_ids, *history),
             seed=seed,
             max_new_tokens=num_new,
             episode=None,
+            grammar=grammar,
+            reads_cache=reuses_history or not self._actions,
         )
 
     def call(self, *, snapshot: bytes | None = None) -> Call:
@@ -174,6 +246,8 @@ class Underway:
             num_errors=self._num_errors,
             steps=tuple(self._step_scores),
             evidence=evidence,
+            num_trunk_tokens=min(self._num_trunk_tokens, len(token_ids)),
+            num_taken_tokens=self._num_taken_tokens if pieces else 0,
         )
         return Generation(
             request_id=self.request.request_id,

@@ -23,8 +23,8 @@ from stream_grpo.sampler.engine import modules_of, reload_model, zero_kv
 from stream_grpo.weights.fingerprint import Recorder
 from stream_grpo.weights.manifest import Fingerprint, TensorSpec
 
-BACKEND = "shared_memory"
-"""The name of this transfer in vLLM's `WeightTransferConfig`."""
+BACKEND, NCCL_BACKEND = "shared_memory", "nccl_in_one_call"
+"""Names of transfers in vLLM's `WeightTransferConfig`: the one here, and that of `nccl_receiver`."""
 # A view of another dtype must start at a multiple of its item size; a cache line fits them all.
 _ALIGN_BYTES = 64
 
@@ -127,6 +127,7 @@ class WeightReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignor
 
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, WeightReceiver)
+    WeightTransferEngineFactory.register_engine(NCCL_BACKEND, "stream_grpo.sampler.nccl_receiver", "NcclReceiver")
 
 
 class WorkerExtension:

@@ -1,16 +1,17 @@
 """What stands beside published weights: version, forks, tensors, checksum, probe.
 
 On disk a version is a folder `<branch>.<step:08d>` with `model.safetensors` and `manifest.json`; the file `latest`
-names the newest complete one.
+names the newest complete one. The tensors are the model's, or those of an adapter, where the manifest says so.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ MANIFEST_FILE = "manifest.json"
 LATEST_FILE = "latest"
 _FORMAT = 1
 
-_DTYPES = {
+DTYPES = {
     "F64": "float64",
     "F32": "float32",
     "F16": "float16",
@@ -66,6 +67,21 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """What published tensors are added to, where they are not the whole model, and how (see `adapter`)."""
+
+    base_sha256: str
+    """Of the weights trained from, see `adapter.Base`."""
+    rank: int
+    alpha: float
+
+    @property
+    def scaling(self) -> float:
+        """What B A is taken times."""
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What a publish says of itself."""
 
@@ -77,6 +93,19 @@ class Manifest:
     probe: Probe
     created_at_s: float
     """Unix time."""
+    adapter: Adapter | None = None
+    """None: the tensors are the whole model."""
+    tensor_sha256: Mapping[str, str] = field(default_factory=dict)
+    """See `tensors_file.tensor_sha256`; of all tensors, where `weights.publish = "changed"`, else empty."""
+    held_in: Mapping[str, PolicyVersion] = field(default_factory=dict)
+    """The tensors that are as an earlier version has them, and stand in its file alone."""
+
+    @property
+    def weights_sha256(self) -> str:
+        """The same for the same weights, however much of them the file holds."""
+        if not self.tensor_sha256:
+            return self.sha256
+        return hashlib.sha256(json.dumps(sorted(self.tensor_sha256.items())).encode()).hexdigest()
 
 
 def folder_name(version: PolicyVersion) -> str:
@@ -94,7 +123,7 @@ def parse_folder_name(name: str) -> PolicyVersion:
 
 def to_json(manifest: Manifest) -> str:
     """The text of `manifest.json`."""
-    plain = {
+    plain: dict[str, Any] = {
         "format": _FORMAT,
         "version": list(manifest.version),
         "forks": forks_to_plain(manifest.forks),
@@ -107,6 +136,11 @@ def to_json(manifest: Manifest) -> str:
         },
         "created_at_s": manifest.created_at_s,
     }
+    if manifest.adapter is not None:
+        plain["adapter"] = asdict(manifest.adapter)
+    if manifest.tensor_sha256:
+        plain["tensor_sha256"] = dict(manifest.tensor_sha256)
+        plain["held_in"] = {name: list(version) for name, version in manifest.held_in.items()}
     return json.dumps(plain)
 
 
@@ -123,6 +157,9 @@ def from_json(text: str) -> Manifest:
             sha256=plain["sha256"],
             probe=_probe(plain["probe"]),
             created_at_s=plain["created_at_s"],
+            adapter=Adapter(**plain["adapter"]) if "adapter" in plain else None,
+            tensor_sha256=plain.get("tensor_sha256", {}),
+            held_in={name: PolicyVersion(*version) for name, version in plain.get("held_in", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"not a manifest of weights: {error!r}") from error
@@ -166,6 +203,6 @@ def _header(path: Path) -> dict[str, TensorSpec]:
         header: dict[str, Any] = json.loads(file.read(length))
     header.pop("__metadata__", None)
     return {
-        name: TensorSpec(tuple(entry["shape"]), _DTYPES.get(entry["dtype"], entry["dtype"]))
+        name: TensorSpec(tuple(entry["shape"]), DTYPES.get(entry["dtype"], entry["dtype"]))
         for name, entry in header.items()
     }

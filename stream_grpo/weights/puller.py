@@ -7,7 +7,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from curator.wire import Client, RemoteError
+from curator.wire import Client, Message, RemoteError
 from stream_grpo.errors import WeightsError
 from stream_grpo.files import replace_with, sha256, sync, write_synced
 from stream_grpo.types import PolicyVersion
@@ -40,6 +40,8 @@ class Puller:
         self._pulled = [pointer.read_text().strip()] if pointer.exists() else []
         """Names of what was pulled, the newest last: a restore publishes versions in another order than theirs."""
         self._newest = parse_folder_name(self._pulled[-1]) if self._pulled else None
+        self._held: dict[str, set[str]] = {}
+        """Of what came whole, by name: the versions whose files hold what it leaves out."""
         self.trouble = ""
         """Why the last turn brought nothing; empty where it went well. May be read from any thread."""
 
@@ -75,23 +77,35 @@ class Puller:
         return self._newest
 
     def _pull(self, version: PolicyVersion) -> None:
+        name, here = folder_name(version), self._kept() | self._held.keys()
+        # A folder of that name may be of another run, unless it came from this one.
+        missing = {folder_name(held) for held in self._manifest(version)[0].held_in.values()} - here
+        wanted = [*sorted(missing), name]
+        for other in self._directory.glob(".pulling-*"):
+            if other.name.removeprefix(".pulling-") not in wanted:
+                shutil.rmtree(other)
+        for each in wanted:
+            self._pull_folder(parse_folder_name(each))
+        replace_with(self._directory / LATEST_FILE, name.encode())
+        self._newest = version
+        self._pulled = [*(other for other in self._pulled if other != name), name][-_KEPT:]
+        self._prune()
+
+    def _manifest(self, version: PolicyVersion) -> tuple[Manifest, Message]:
+        answer = self._client.call("manifest", {"version": list(version)}, timeout_s=_CALL_S)
+        return from_json(answer.body[0].decode()), answer
+
+    def _pull_folder(self, version: PolicyVersion) -> None:
         name = folder_name(version)
         unfinished = self._directory / f".pulling-{name}"
-        for other in self._directory.glob(".pulling-*"):
-            if other != unfinished:
-                shutil.rmtree(other)
-        answer = self._client.call("manifest", {"version": list(version)}, timeout_s=_CALL_S)
-        manifest = from_json(answer.body[0].decode())
+        manifest, answer = self._manifest(version)
         unfinished.mkdir(exist_ok=True)
         self._pull_tensors(unfinished / TENSORS_FILE, manifest, int(answer.fields["num_bytes"]))
         write_synced(unfinished / MANIFEST_FILE, answer.body[0])
         sync(unfinished)
         shutil.rmtree(self._directory / name, ignore_errors=True)
         unfinished.rename(self._directory / name)
-        replace_with(self._directory / LATEST_FILE, name.encode())
-        self._newest = version
-        self._pulled = [*(other for other in self._pulled if other != name), name][-_KEPT:]
-        self._prune()
+        self._held[name] = {folder_name(held) for held in manifest.held_in.values()}
 
     def _pull_tensors(self, path: Path, manifest: Manifest, num_bytes: int) -> None:
         with path.open("ab") as file:
@@ -108,6 +122,16 @@ class Puller:
             raise WeightsError(f"{path}: sha256 of the pulled bytes is {received}, published {manifest.sha256}")
 
     def _prune(self) -> None:
+        kept = self._kept()
         for path in self._directory.iterdir():
-            if path.is_dir() and not path.name.startswith(".") and path.name not in self._pulled:
+            if path.is_dir() and not path.name.startswith(".") and path.name not in kept:
                 shutil.rmtree(path)
+                self._held.pop(path.name, None)
+
+    def _kept(self) -> set[str]:
+        """The newest versions, and those whose files hold what they leave out."""
+        for name in self._pulled:
+            path = self._directory / name / MANIFEST_FILE
+            if name not in self._held and path.exists():
+                self._held[name] = {folder_name(held) for held in from_json(path.read_text()).held_in.values()}
+        return set(self._pulled).union(*(self._held.get(name, set()) for name in self._pulled))

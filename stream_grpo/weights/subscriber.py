@@ -13,6 +13,7 @@ from safetensors.torch import load
 
 from stream_grpo.errors import WeightsError
 from stream_grpo.types import PolicyVersion
+from stream_grpo.weights.adapter import Base, adapter_tensors, check_base
 from stream_grpo.weights.manifest import (
     LATEST_FILE,
     MANIFEST_FILE,
@@ -23,6 +24,7 @@ from stream_grpo.weights.manifest import (
     from_json,
     parse_folder_name,
 )
+from stream_grpo.weights.tensors_file import is_finite, mapped, spec_of, tensor_sha256
 
 _MAX_RETRIES = 5
 _NUM_READS = 2
@@ -34,13 +36,15 @@ class Published:
 
     manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
+    """Of the whole model. Where an adapter was published each is merged when it is asked for, and not kept."""
 
 
 class Subscriber:
     """A sampler's side. The versions it gives never go back."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, base: Base | None = None) -> None:
+        """`base` is what published adapters are added to; read only where one is published."""
+        self._directory, self._base = directory, base
         self._seen_pointer: tuple[int, int, int] | None = None
         self._newest: PolicyVersion | None = None
 
@@ -65,7 +69,8 @@ class Subscriber:
     def read(self, version: PolicyVersion, expected: Mapping[str, TensorSpec]) -> Published:
         """Read and check a version; where it is pruned meanwhile, the newest one instead (see the manifest).
 
-        Raises WeightsError for a damaged, incomplete or foreign set of weights, and where nothing is left to read.
+        Raises WeightsError for a damaged, incomplete or foreign set of weights, for an adapter of another base, and
+        where nothing is left to read.
         """
         for _ in range(_MAX_RETRIES):
             try:
@@ -87,8 +92,29 @@ class Subscriber:
             tensors = load(data)
         except SafetensorError as error:
             raise WeightsError(f"{folder}: not safetensors: {error}") from error
-        check_tensors(tensors, expected, source=str(folder))
-        return Published(manifest, tensors)
+        tensors |= self._held_elsewhere(manifest)
+        if manifest.adapter is None:
+            check_tensors(tensors, expected, source=str(folder))
+            return Published(manifest, tensors)
+        base = check_base(manifest.adapter, self._base, source=str(folder))
+        of_adapter = adapter_tensors(tensors, expected, manifest.adapter.rank, source=str(folder))
+        check_tensors(tensors, of_adapter, source=str(folder))
+        return Published(manifest, base.merged(tensors, manifest.adapter.scaling))
+
+    def _held_elsewhere(self, manifest: Manifest) -> dict[str, torch.Tensor]:
+        """What a version leaves out, from the files of those before, which stay as long as it does."""
+        found: dict[str, torch.Tensor] = {}
+        for version in sorted(set(manifest.held_in.values())):
+            folder = self._directory / folder_name(version)
+            try:
+                tensors = mapped(folder / TENSORS_FILE)
+            except SafetensorError as error:
+                raise WeightsError(f"{folder}: not safetensors: {error}") from error
+            for name in (name for name, holder in manifest.held_in.items() if holder == version):
+                if name not in tensors or tensor_sha256(tensors[name]) != manifest.tensor_sha256[name]:
+                    raise WeightsError(f"{folder}: {name} is not what version {manifest.version} says that it holds")
+                found[name] = tensors[name]
+        return found
 
 
 def _read_whole(folder: Path, sha256: str) -> bytes:
@@ -114,10 +140,10 @@ def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, Te
     if missing or extra:
         raise WeightsError(f"{source}: missing tensors {missing}, unexpected tensors {extra}")
     for name, tensor in tensors.items():
-        spec = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        spec = spec_of(tensor)
         if spec != expected[name]:
             raise WeightsError(f"{source}: {name} is {spec}, the model has {expected[name]}")
         if tensor.numel() == 0:
             raise WeightsError(f"{source}: {name} has no elements")
-        if not bool(torch.isfinite(tensor).all()):
+        if not is_finite(tensor):
             raise WeightsError(f"{source}: {name} is not finite")

@@ -204,6 +204,63 @@ def test_facts_are_those_of_the_group() -> None:
     assert found.seconds == 1.5
 
 
+def branching(owner_end: EndReason = EndReason.EOS) -> RolloutGroup:
+    """Three rollouts of 4 response tokens, the first two of the trunk, which the first sampled with older weights."""
+    first, *others = make_group(rewards=[1.0, 0.0, 0.5], version=PolicyVersion(0, 3)).rollouts
+    mask = np.arange(7) >= 5
+    nobody = np.where(mask, 3, -1).astype(np.int32), np.where(mask, 0, -1).astype(np.int32)
+    older = np.array([-1, -1, -1, 2, 2, 3, 3], np.int32)
+    logprobs = np.where(mask, -0.5, 0.0).astype(np.float32)
+    return replace(
+        make_group(),
+        rollouts=(
+            replace(first, loss_mask=mask, version_step=older, end_reason=owner_end),
+            *(
+                replace(r, loss_mask=mask, version_step=nobody[0], version_branch=nobody[1], behavior_logprobs=logprobs)
+                for r in others
+            ),
+        ),
+    )
+
+
+def test_the_trunk_of_a_branching_group_is_sampled_once_and_trained_by_none() -> None:
+    group = branching()
+    found = facts(group)
+    # 2 of the trunk and 3 x 2 of what each went on with.
+    assert found.num_tokens == group.num_sampled_tokens == 8
+    assert found.num_valid_tokens == 6
+    assert [rollout.num_tokens for rollout in found.rollouts] == [2, 2, 2]
+    # The trunk bounds the age of the rollout that sampled it.
+    assert [rollout.versions for rollout in found.rollouts] == [
+        {PolicyVersion(0, 2), PolicyVersion(0, 3)},
+        {PolicyVersion(0, 3)},
+        {PolicyVersion(0, 3)},
+    ]
+    assert found.versions == group.versions()
+    assert found.mean_step == (2 * 2 + 6 * 3) / 8
+    assert found.fault == ""
+    assert judge(group, learner=4).fate is Fate.ACCEPTED
+    assert judge(group, learner=5).fate is Fate.STALE  # three steps from version 2
+    # Its owner may be left out; the trunk is then among the tokens of no valid rollout, as before.
+    left_out = facts(branching(EndReason.ENV_ERROR))
+    assert (left_out.num_tokens, left_out.num_valid_tokens, left_out.rewards) == (8, 4, (0.0, 0.5))
+
+
+def test_a_rollout_of_a_trunk_alone_is_not_valid() -> None:
+    group = branching()
+    first = group.rollouts[0]
+    cut = replace(
+        first,
+        **{
+            name: getattr(first, name)[:5]
+            for name in ("token_ids", "loss_mask", "behavior_logprobs", "version_branch", "version_step", "turn")
+        },
+    )
+    assert not cut.valid
+    found = facts(replace(group, rollouts=(cut, *group.rollouts[1:])))
+    assert (found.rewards, found.num_tokens, found.num_valid_tokens) == ((0.0, 0.5), 6, 4)
+
+
 def test_a_rollout_without_tokens_is_not_valid() -> None:
     found = facts(make_group(rewards=[1.0, 0.0], num_response=0))
     assert found.rewards == ()

@@ -91,3 +91,40 @@ class Noisy:
 
 def broken(problem: ProblemRow) -> Counter:
     raise RuntimeError("cannot be made")
+
+
+class TwoSteps:
+    """The first action opens a door, the second says a number: what it is worth, twice behind the left door."""
+
+    def __init__(self, problem: ProblemRow) -> None:
+        self._door = ""
+
+    def reset(self, seed: int, snapshot: bytes | None) -> Start:
+        return Start(snapshot=b"doors")
+
+    def step(self, action: str) -> Step:
+        if not self._door:
+            self._door = action
+            return Step(observation=f"{action} is open", tool="door", step_score=0.5)
+        worth = float(action) * (2.0 if self._door == "left" else 1.0)
+        return Step(end=End.SUCCESS, score=worth, step_score=worth)
+
+
+class Summing(Counter):
+    """Every action is a sum between marks, as its grammar says."""
+
+    @staticmethod
+    def call_format(**options: Any) -> dict[str, Any]:
+        """A structural tag: no action without a call."""
+        body = {"type": "regex", "pattern": r"[0-9]{1,6}\+[0-9]{1,6}"}
+        tag = {"type": "tag", "begin": "[", "content": body, "end": "]"}
+        tags = {"type": "triggered_tags", "triggers": ["["], "tags": [tag], "at_least_one": True}
+        return {"type": "structural_tag", "format": {**tags, "stop_after_first": True}}
+
+
+class Unwritten(Counter):
+    """Says how a call is written, and cannot."""
+
+    @staticmethod
+    def call_format(**options: Any) -> Any:
+        raise ValueError("there is no such mark")

@@ -57,3 +57,24 @@ def test_a_sampler_on_a_gpu_feeds_a_learner_on_cpu_through_the_official_weight_t
     summary = summary_of(made, tmp_path, **{"sampler.num_gpus": 1, "sampler.engine": "async"})
     assert summary["steps"] == NUM_STEPS
     assert summary["ledger_closes"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a GPU at either end")
+@pytest.mark.parametrize("stage", [1, 3])
+def test_weights_go_from_gpu_to_gpu_over_nccl(made: Path, tmp_path: Path, stage: int) -> None:
+    chosen = {"weights.transfer": "nccl", "sampler.num_gpus": 1, "sampler.engine": "async", "learner.num_gpus": 1}
+    summary = summary_of(made, tmp_path, **chosen, **{"learner.zero_stage": stage})
+    assert summary["steps"] == NUM_STEPS
+    assert summary["ledger_closes"]
+    assert summary["probe_gap"]["num_tokens"] > 0
+    # No tensor is a file but the hash of all.
+    assert sum(path.stat().st_size for path in (tmp_path / "r" / "weights").rglob("*.safetensors")) < 1000
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs a GPU for each rank and one for the sampler")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_two_ranks_have_a_gpu_each(made: Path, tmp_path: Path, stage: int) -> None:
+    chosen = {"sampler.num_gpus": 1, "learner.num_ranks": 2, "learner.num_gpus": 1, "learner.zero_stage": stage}
+    summary = summary_of(made, tmp_path, **chosen)
+    assert summary["steps"] == NUM_STEPS
+    assert summary["ledger_closes"]

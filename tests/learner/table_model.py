@@ -30,6 +30,7 @@ class TableModel:
         token_ids_BT: Tensor,
         num_last: int,
         shared: Shared | None = None,
+        turns_BT: Tensor | None = None,
         *,
         wanted_BK: Tensor | None = None,
         entropy_gradient: bool = False,
@@ -39,7 +40,13 @@ class TableModel:
         return self.distribution.logprobs(logits, ids), entropy
 
     def reference_logprobs(
-        self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None, *, wanted_BK: Tensor | None = None
+        self,
+        token_ids_BT: Tensor,
+        num_last: int,
+        shared: Shared | None = None,
+        turns_BT: Tensor | None = None,
+        *,
+        wanted_BK: Tensor | None = None,
     ) -> Tensor:
         logits = self.reference[token_ids_BT][:, -num_last:]
         return self.distribution.logprobs(logits, token_ids_BT[:, -num_last:])

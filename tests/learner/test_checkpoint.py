@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from stream_grpo.errors import CheckpointError
-from stream_grpo.learner.checkpoint import newest_complete, newest_version, oldest_kept, prune, verify, write_checkpoint
+from stream_grpo.learner.checkpoint import (
+    newest_complete,
+    newest_version,
+    oldest_kept,
+    prune,
+    verify,
+    write_checkpoint,
+    write_converted,
+)
 from stream_grpo.types import PolicyVersion
 
 
@@ -155,3 +163,28 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
     (path / "latest").symlink_to(path / "engine" / "weights.pt")
     with pytest.raises(CheckpointError, match="latest is a link"):
         verify(path)
+
+
+def test_what_is_converted_is_made_once_verified_and_gone_after_the_next_checkpoint(tmp_path: Path) -> None:
+    made: list[Path] = []
+
+    def convert(folder: Path) -> None:
+        made.append(folder)
+        write_weights(folder)
+
+    path = checkpoint(tmp_path, 10)
+    converted = write_converted(path, convert)
+    assert converted.name == "converted-0.10"
+    assert sorted(verify(converted).files) == ["engine/weights.pt", "latest"]
+    assert write_converted(path, convert) == converted
+    assert len(made) == 1
+    # It is no checkpoint of its own.
+    assert newest_complete(tmp_path) == (path, [])
+    # Bytes that changed since are never loaded, but made anew.
+    (converted / "engine" / "weights.pt").write_bytes(b"x" * 1000)
+    assert (write_converted(path, convert) / "engine" / "weights.pt").read_bytes() == b"w" * 1000
+    assert len(made) == 2
+    checkpoint(tmp_path, 20)
+    assert [folder.name for folder in prune(tmp_path, 2)] == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-0.10", "checkpoint-0.20", "index.json"]
+    assert json.loads((tmp_path / "index.json").read_text()).keys() == {"checkpoint-0.10", "checkpoint-0.20"}

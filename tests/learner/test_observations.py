@@ -14,6 +14,7 @@ from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import make_train_batch
 from stream_grpo.learner.first_pass import tensors_of
 from stream_grpo.learner.forward import PLAIN, logits, shared_logits
+from stream_grpo.learner.process import tokens_by_fate
 from stream_grpo.make_model import new_model
 from stream_grpo.types import Rollout, RolloutGroup, StepScore
 from tests.learner.conftest import make_group, make_rollout
@@ -55,6 +56,57 @@ def test_no_gradient_reaches_an_observation(preset: str) -> None:
     assert (gradient[3:6] == 0.0).all()
     # Rows 1 and 2 stand before the call, 6 before the answers, whose advantages differ.
     assert (gradient[6] != 0.0).any()
+
+
+def branching(answers: list[list[int]], rewards: list[float]) -> list[Rollout]:
+    """Call and observation are the trunk, which the first has sampled."""
+    rollouts = [trajectory(reward, OBSERVATION, answer=answer) for answer, reward in zip(answers, rewards, strict=True)]
+    first, *others = (replace(r, loss_mask=r.loss_mask & (np.arange(len(r.token_ids)) >= 6)) for r in rollouts)
+    nobody = np.where(others[0].loss_mask, 0, -1).astype(np.int32)
+    others = [
+        replace(
+            r,
+            behavior_logprobs=np.where(r.loss_mask, r.behavior_logprobs, 0.0).astype(np.float32),
+            version_branch=nobody,
+            version_step=nobody,
+        )
+        for r in others
+    ]
+    return [first, *others]
+
+
+@pytest.mark.parametrize("preset", [name for name, preset in PRESETS.items() if not preset.recipe.has_critic])
+def test_no_gradient_reaches_the_trunk_of_a_branching_group(preset: str) -> None:
+    recipe = Recipe.model_validate(PRESETS[preset].recipe.model_dump())
+    model = TableModel(VOCAB)
+    rollouts = branching([[7], [8]], [1.0, 0.0])
+    sampled = [
+        replace(made, behavior_logprobs=np.where(r.is_sampled, made.behavior_logprobs, 0.0).astype(np.float32))
+        for r in rollouts
+        for made in [_sampled_from(model, replace(r, loss_mask=r.is_sampled))]
+    ]
+    group = make_group("g", [replace(s, loss_mask=r.loss_mask) for s, r in zip(sampled, rollouts, strict=True)])
+    # The first has logprobs of what it sampled for all.
+    assert (group.rollouts[0].behavior_logprobs[1:3] < 0).all()
+    step_of(model, recipe).run(batch_of(recipe, [group]))
+    gradient = model.gradients[0]
+    # Rows 1 to 5 stand before call and observation, row 6 before the answers, which are compared.
+    assert (gradient[1:6] == 0.0).all()
+    assert (gradient[6] != 0.0).any()
+
+
+def test_the_trunk_is_masked_in_the_account_and_counts_in_no_denominator() -> None:
+    group = make_group("g", branching([[7], [8, 9]], [1.0, 0.0]))
+    # A call of 2 tokens, an answer of 1 and one of 2.
+    assert (group.num_sampled_tokens, group.num_trunk_tokens) == (5, 2)
+    assert tokens_by_fate(group, lambda rollout: True) == {"trained": 3, "baseline_only": 0, "masked": 2}
+    only_first = tokens_by_fate(group, lambda rollout: rollout is group.rollouts[0])
+    assert only_first == {"trained": 1, "baseline_only": 2, "masked": 2}
+    batch = batch_of(PRESETS["grpo"].recipe, [group])
+    assert batch.num_tokens == 3
+    (micro,) = batch.minibatches[0].microbatches
+    assert sorted(micro.tokens_B.tolist()) == [1, 2]
+    assert (micro.behavior_logprobs_BT[~micro.mask_BT] == 0.0).all()
 
 
 def test_only_what_was_sampled_counts_as_a_trained_token() -> None:

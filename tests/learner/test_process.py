@@ -23,6 +23,7 @@ from stream_grpo.metrics import MetricsLog, MetricsReader
 from stream_grpo.transport.channels import LearnerChannel
 from stream_grpo.transport.codec import encode_group
 from stream_grpo.types import PolicyVersion
+from stream_grpo.weights.manifest import TensorSpec
 from stream_grpo.weights.publisher import Publisher
 from stream_grpo.weights.subscriber import Subscriber
 from tests.fakes import make_group
@@ -37,6 +38,7 @@ class FakeEngine:
 
     vocab_size = 100
     attention_cost = None
+    adapter = None
 
     def __init__(self) -> None:
         self.weight = 0.0
@@ -46,6 +48,9 @@ class FakeEngine:
 
     def fingerprints(self, sequences: Sequence[Sequence[int]]) -> tuple[()]:
         return ()
+
+    def weight_specs(self) -> dict[str, TensorSpec]:
+        return {"w": TensorSpec((1,), "float32")}
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "w", torch.tensor([self.weight])

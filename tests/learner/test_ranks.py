@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from stream_grpo.errors import RankError
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Sampled, make_train_batch
 from stream_grpo.learner.crew import Crew
+from stream_grpo.learner.meeting import interface_of
 from stream_grpo.learner.ranks import ALONE, Ranks
 from stream_grpo.learner.shares import shares
 from stream_grpo.learner.train_step import TrainStep
@@ -128,10 +130,19 @@ def numbers_of_all(crew: Crew) -> tuple[list[float], list[float], list[float], l
     )
 
 
-def test_every_rank_has_the_same_numbers_and_hears_what_is_for_it(tmp_path: Path) -> None:
+@pytest.fixture(params=["file", "port"])
+def address(request: pytest.FixtureRequest) -> str | None:
+    """Where ranks meet: at a file, or as on several nodes at a port of rank 0."""
+    if request.param == "file":
+        return None
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_every_rank_has_the_same_numbers_and_hears_what_is_for_it(tmp_path: Path, address: str | None) -> None:
     # 0 + 1 + 2 = 3; rank r gives r values: none, 0, and 0, 1.
     numbers = ([3.0, 3.0], [-1.0, 2.0], [0.0, 0.0, 1.0])
-    assert run_world(3, numbers_of_all, tmp_path) == [
+    assert run_world(3, numbers_of_all, tmp_path, address=address) == [
         (*numbers, []),
         (*numbers, ["first", "{'step': 3}", "for one", "dismiss"]),
         (*numbers, ["first", "{'step': 3}", "for two", "dismiss"]),
@@ -155,8 +166,27 @@ def last_rank_goes(crew: Crew, how: str) -> None:
         ("stopped", "rank 1 died, or did not answer within 5 s"),
     ],
 )
-def test_whoever_goes_is_named_by_the_others(how: str, reason: str, tmp_path: Path) -> None:
-    other, last = run_world(2, partial(last_rank_goes, how=how), tmp_path, timeout_s=5.0)
+def test_whoever_goes_is_named_by_the_others(how: str, reason: str, tmp_path: Path, address: str | None) -> None:
+    other, last = run_world(2, partial(last_rank_goes, how=how), tmp_path, timeout_s=5.0, address=address)
     assert isinstance(other, RankError)
     assert str(other) == f"rank 0 of 2 in 'train': {reason}"
     assert str(last) == ("a bad group" if how == "error" else "None")
+
+
+def first_rank_goes(crew: Crew) -> None:
+    with crew.call("train"):
+        if crew.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        crew.meet()
+
+
+def test_the_first_rank_is_named_also_where_the_store_goes_with_it(tmp_path: Path, address: str | None) -> None:
+    _, *others = run_world(3, first_rank_goes, tmp_path, timeout_s=5.0, address=address)
+    for rank, error in enumerate(others, start=1):
+        assert str(error) == f"rank {rank} of 3 in 'train': rank 0 died, or did not answer within 5 s"
+
+
+def test_ranks_that_meet_at_a_port_speak_by_the_interface_of_its_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    with pytest.raises(ValueError, match=r"192\.0\.2\.1: no network interface of this machine"):
+        interface_of("192.0.2.1")  # an address kept for documents

@@ -20,11 +20,15 @@ def run_world(
     *arguments: Any,
     timeout_s: float = 60.0,
     limit_s: float = 120.0,
+    address: str | None = None,
 ) -> list[Any]:
-    """What `function(crew, *arguments)` returned, rank by rank; an error in its place, None of one that died."""
+    """What `function(crew, *arguments)` returned, rank by rank; an error in its place, None of one that died.
+
+    They meet at a file in `folder`, or at rank 0's address.
+    """
     spawn = multiprocessing.get_context("spawn")
     pipes = [spawn.Pipe(duplex=False) for _ in range(num_ranks)]
-    world = (num_ranks, folder / f"world-{num_ranks}", timeout_s)
+    world = (num_ranks, folder, address or folder / f"world-{num_ranks}", timeout_s)
     ranks = [
         spawn.Process(target=_rank, args=(rank, *world, sent, function, arguments))
         for rank, (_, sent) in enumerate(pipes)
@@ -50,11 +54,18 @@ def _received(pipe: Any, limit_s: float) -> Any:
 
 
 def _rank(
-    rank: int, num_ranks: int, rendezvous: Path, timeout_s: float, pipe: Any, function: Any, arguments: Any
+    rank: int,
+    num_ranks: int,
+    folder: Path,
+    rendezvous: Path | str,
+    timeout_s: float,
+    pipe: Any,
+    function: Any,
+    arguments: Any,
 ) -> None:
     # Processes start at different times, which is not to be mistaken for one that is missing.
-    (rendezvous.parent / f"here-{num_ranks}-{rank}").touch()
-    while len(list(rendezvous.parent.glob(f"here-{num_ranks}-*"))) < num_ranks:
+    (folder / f"here-{num_ranks}-{rank}").touch()
+    while len(list(folder.glob(f"here-{num_ranks}-*"))) < num_ranks:
         time.sleep(0.02)
     try:
         crew = Crew(rank, num_ranks, rendezvous, timeout_s=timeout_s, idle_timeout_s=timeout_s)

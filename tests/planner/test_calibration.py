@@ -39,7 +39,8 @@ def test_seconds_of_an_engine_step_are_those_that_the_lines_were_made_of() -> No
     assert times.step_s(100) == pytest.approx(1.0)
     assert times.base_s == pytest.approx(BASE_SHARE)
     assert times.update_s == pytest.approx(0.25 + 0.5)
-    assert times.between_s == pytest.approx(1.25 / 8)
+    # Of 800 tokens in 10 s.
+    assert times.between_per_sequence_s == pytest.approx(1.25 / 800)
     assert "hardly vary" in defaults[0]
 
 
@@ -48,7 +49,7 @@ def test_engine_steps_are_taken_as_counted_where_they_are() -> None:
     counted = [line | {"num_tokens": i * 400, "num_engine_steps": i * 7} for i, line in enumerate(steady())]
     times = sampler_times(counted, config(), [])
     assert times.step_s(100) == pytest.approx(1.0)
-    assert times.between_s == pytest.approx(1.25 / 8)
+    assert times.between_per_sequence_s == pytest.approx(1.25 / 400)
     # The async engine's loop counts its looks.
     looks = [line | {"num_engine_steps": i * 500} for i, line in enumerate(steady())]
     assert sampler_times(looks, config(sampler={"engine": "async"}), []).step_s(100) == pytest.approx(1.0)

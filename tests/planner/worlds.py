@@ -22,7 +22,9 @@ def mixed_world(*, mean: float = 40.0, group_size: int = 4, signal_share: float 
     lengths = np.clip(np.rint(rng.gamma(4.0, mean / 4.0, (200, group_size))), 1, 4 * mean).astype(np.int64)
     return World(
         rollouts=Rollouts(length_RG=lengths, signal_share=signal_share),
-        sampler=SamplerTimes(base_s=0.02, per_sequence_s=0.002, between_s=0.003, update_s=0.1, insert_s=0.02),
+        sampler=SamplerTimes(
+            base_s=0.02, per_sequence_s=0.002, between_per_sequence_s=0.0001, update_s=0.1, insert_s=0.02
+        ),
         learner=LearnerTimes(
             base_s=learner_s / 2, per_token_s=learner_s / 2 / 1280, publish_s=0.1, spread=np.array([0.8, 1.0, 1.2])
         ),

@@ -93,6 +93,17 @@ def test_context_is_not_what_the_policy_wrote() -> None:
     assert got.components == {"shaping.repetition": 0.0}
 
 
+def test_the_trunk_counts_for_the_length_of_all_that_went_on_from_it() -> None:
+    shaping = Shaping(overlong_tokens=4)
+    mask = np.arange(3 + 8) >= 3 + 2
+    first, second = (rollout([1] * 8, 0.0, loss_mask=mask) for _ in range(2))
+    nobody = np.where(mask, 0, -1).astype(np.int32)
+    second = dataclasses.replace(second, version_step=nobody, version_branch=nobody)
+    got = shaped_group(dataclasses.replace(make_group(), rollouts=(first, second)), shaping, max_new_tokens=10)
+    # 2 of the trunk and 6 of its own, for both: -(8 - 6) / 4.
+    assert [r.reward.reward for r in got.rollouts] == [-0.5, -0.5]
+
+
 def test_the_step_on_the_ticket_decides_for_all_rollouts_and_for_any_rescoring() -> None:
     shaping = Shaping(repetition_weight=0.5, repetition_ngram=1, repetition_from_step=10)
     group = make_group(rewards=(1.0, 0.0))

@@ -120,9 +120,11 @@ def request(name: str = "g/0", max_new_tokens: int = 100, seed: int = 3) -> Gene
     )
 
 
-def around(engine: FakeEngine, environments: Inside | None = None, **settings: Any) -> TrajectoryEngine:
+def around(
+    engine: FakeEngine, environments: Inside | None = None, grammar: str | None = None, **settings: Any
+) -> TrajectoryEngine:
     named = Environment(name="calculator", **settings)
-    return TrajectoryEngine(engine, environments or Inside(), Encoder(), decode, named)
+    return TrajectoryEngine(engine, environments or Inside(), Encoder(), decode, named, grammar)
 
 
 def all_of(engine: TrajectoryEngine, requests: Iterable[GenerationRequest], max_steps: int = 1000) -> list[Generation]:

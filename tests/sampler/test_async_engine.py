@@ -13,11 +13,13 @@ import psutil
 import pytest
 
 from stream_grpo.errors import WeightsError
+from stream_grpo.weights.adapter import Base
 from stream_grpo.weights.fingerprint import relative_gaps, starts
 from tests.sampler.tiny import (
     END,
     PROBE_SEQUENCES,
     Setup,
+    adapter_of,
     assert_logprobs,
     fingerprints,
     probe_gap,
@@ -175,6 +177,15 @@ def test_weights_of_another_shape_are_refused_and_the_old_ones_stay(setup: Setup
         setup.engine.apply_weights(wrong, version(9), recompute_kv=False)
     assert probe_gap(setup, 0) < 1e-4
     assert set(finish(setup)["g/0"].versions) == {version(0)}
+
+
+def test_an_adapter_is_merged_into_the_model_folder(setup: Setup) -> None:
+    setup.apply(1, version(0))
+    adapter, adapted = adapter_of(setup)
+    whole = Base(setup.folder, "float32").merged(adapter, 1.5)
+    setup.engine.apply_weights(whole, version(4), recompute_kv=False)
+    assert probe_gap(adapted, 0) < 1e-4
+    assert probe_gap(setup, 0) > 0.1
 
 
 def test_a_failure_inside_a_worker_leaves_the_engine_alive_and_sampling(

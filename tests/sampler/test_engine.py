@@ -12,13 +12,16 @@ import torch
 
 from stream_grpo.errors import ProbeError, WeightsError
 from stream_grpo.sampler.update import Updater
+from stream_grpo.weights.adapter import Base
 from stream_grpo.weights.fingerprint import relative_gaps, starts
+from stream_grpo.weights.manifest import Adapter
 from stream_grpo.weights.publisher import Publisher
 from stream_grpo.weights.subscriber import Subscriber
 from tests.sampler.tiny import (
     END,
     PROBE_SEQUENCES,
     Setup,
+    adapter_of,
     assert_logprobs,
     fingerprints,
     probe_gap,
@@ -314,6 +317,20 @@ def test_c25_weights_that_differ_in_one_number_change_the_answer_and_the_checksu
         with torch.no_grad():
             model.model.norm.weight[0] += 1.0 if step == 1 else -1.0  # the second time it is as it was
     assert answers[0] != answers[1]
+
+
+def test_an_adapter_is_read_merged_and_proved(setup: Setup, tmp_path: Path) -> None:
+    setup.apply(1, version(0))
+    adapter, adapted = adapter_of(setup)
+    updater, base = proved(setup), Base(setup.folder, "float32")
+    of = Adapter(base_sha256=base.sha256, rank=2, alpha=3.0)
+    Publisher(tmp_path, 2).publish(version(4), {}, adapter, published(adapted, 0, 4).manifest.probe, adapter=of)
+    updater.update(Subscriber(tmp_path, base).read(version(4), setup.engine.expected_tensors()), [])
+    assert (updater.version, updater.num_failed_proofs) == (version(4), 0)
+    assert probe_gap(adapted, 0) < 1e-4
+    assert probe_gap(setup, 0) > 0.1
+    (answer,) = run(setup, request("adapted", seed=1)).values()
+    assert_logprobs(adapted, 0, (0, 5, 9, 11), answer, 0, len(answer.token_ids))
 
 
 def test_weights_that_cannot_be_loaded_leave_the_engine_alive(setup: Setup) -> None:

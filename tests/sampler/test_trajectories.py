@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -337,6 +338,34 @@ def test_tallies_leave_errors_out_of_success() -> None:
 def _judged(asked: GenerationRequest, generation: Generation) -> tuple[GenerationRequest, Generation, RewardResult]:
     result = RewardResult(decision=Decision.PASS, reward=1.0, verifier="v", verifier_version="1")
     return (asked, *judged(generation, result))
+
+
+@pytest.mark.parametrize(("waiting_kv", "reads"), [("drop", False), ("keep", True)])
+def test_every_action_keeps_to_the_grammar_and_later_ones_read_what_was_kept(waiting_kv: str, reads: bool) -> None:
+    acting = Acting(lambda history: "go" if history.count("go") < 2 else "end")
+    engine = around(acting, grammar="{}", waiting_kv=waiting_kv)
+    only(all_of(engine, [request()]))
+    assert [one.grammar for one in acting.requests] == ["{}"] * 3
+    # The first action has the prompt of its group, which others may have computed.
+    assert [one.reads_cache for one in acting.requests] == [True, reads, reads]
+    assert acting.requests[0].episode is None
+
+
+def test_tokens_of_histories_are_counted_from_the_second_action_on() -> None:
+    class Caching(Acting):
+        def _generation(self, name: str, reason: EndReason) -> Generation:
+            num_prompt = len(self._running[name][0].prompt_ids)
+            made = super()._generation(name, reason)
+            return replace(made, num_prompt_tokens=num_prompt, num_cached_tokens=num_prompt // 2)
+
+    acting = Caching(lambda history: "go" if history.count("go") < 2 else "end")
+    engine = around(acting, waiting_kv="keep")
+    only(all_of(engine, [request()]))
+    lengths = [len(one.prompt_ids) for one in acting.requests]
+    assert len(lengths) == 3
+    status = engine.status()
+    assert status["num_history_tokens"] == sum(lengths[1:])
+    assert status["num_history_cached"] == sum(length // 2 for length in lengths[1:])
 
 
 # -- scheduling -----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from stream_grpo.environments.instance import Call
 from stream_grpo.evaluation import EvaluationRun, evaluate
 from stream_grpo.registry.names import unknown
 from stream_grpo.rewards.scoring import Scoring
+from stream_grpo.sampler.branching import num_trunk_actions
 from stream_grpo.sampler.generation import generate
 from stream_grpo.sampler.trajectories import TrajectoryEngine
 from stream_grpo.types import Decision, EndReason, Generation, Rollout
@@ -77,6 +78,35 @@ def test_a_group_of_trajectories_is_handed_over_with_its_rewards(outside: Outsid
     assert (status["num_tokens"], status["num_partials"]) == (14, 0)
 
 
+def three_turns(history: str) -> str:
+    return "end" if "2 of seed" in history else "go"
+
+
+def test_groups_branch_in_the_loop(outside: Outside, tmp_path: Path) -> None:
+    outside.blocks, outside.verifiers = [[ticket("g0")]], {"g0": "environment"}
+    publish(tmp_path / "weights", 0)
+    sections = {**SECTIONS, "environment": {"name": "calculator", "max_steps": 3, "branch_share": 1.0}}
+    environments = Inside()
+    running = Running(outside, tmp_path, around(Acting(three_turns), environments, max_steps=3), **sections)  # type: ignore[arg-type]
+    running.until(lambda: bool(outside.groups))
+    (group,) = outside.groups
+    num_trunk = num_trunk_actions(3, Environment(name="calculator", max_steps=3, branch_share=1.0))
+    assert num_trunk in (1, 2)
+    # "go", "go", "end", each with its end: 3 + 3 + 4 tokens, of which the trunk's are sampled once.
+    assert group.num_trunk_tokens == 3 * num_trunk
+    assert [r.num_target_tokens for r in group.rollouts] == [10 - 3 * num_trunk] * 2
+    assert [r.num_sampled_tokens for r in group.rollouts] == [10, 10 - 3 * num_trunk]
+    assert ends(group.rollouts) == [EndReason.SUCCESS] * 2
+    assert [r.reward.components["environment.steps"] for r in group.rollouts] == [3.0, 3.0]
+    assert sum(not call.actions for call in environments.calls) == 1
+    assert running.process is not None
+    status = running.process.status()
+    assert status["num_tokens"] == 20 - 3 * num_trunk
+    assert status["environment"]["branching_share"] == 1.0
+    assert status["environment"]["decision_turn_mean"] == num_trunk + 1
+    assert unknown({"event": "status", "part": "sampler-0", **status}) == []
+
+
 def test_a_rollout_without_an_answer_by_its_deadline_is_left_out(outside: Outside, tmp_path: Path) -> None:
     outside.blocks = [[ticket("g0", deadline_s=time.time() + 3.0)]]
     outside.verifiers = {"g0": "environment"}
@@ -126,10 +156,6 @@ def test_an_evaluation_samples_trajectories_too() -> None:
     assert (score.num_scored, score.num_passed, score.num_tokens) == (3, 3, 21)
 
 
-def three_turns(history: str) -> str:
-    return "end" if "2 of seed" in history else "go"
-
-
 class Killed(TrajectoryEngine):
     """Its sampler dies in the middle of a third turn, without a word to anybody."""
 
@@ -169,6 +195,35 @@ def test_a_sampler_killed_in_a_third_turn_loses_its_trajectories_and_the_account
         assert account["tokens"]["generated"] == account["tokens"]["no_signal"]
         assert second.process is not None
         assert second.process.status()["num_groups_continued"] == 0
+    finally:
+        buffer.close()
+        outside.close()
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_the_account_of_branching_groups_closes_also_where_a_sampler_dies(tmp_path: Path, kills: bool) -> None:
+    outside = Outside(plays_buffer=False, verifiers=EveryRow())
+    buffer = Alone(outside, tmp_path)
+    publish(tmp_path / "weights", 0)
+    settings: dict[str, Any] = {
+        **SECTIONS,
+        "environment": {"name": "calculator", "max_steps": 3, "branch_share": 1.0, "branch_turns": 2},
+        "stream": {"groups_per_step": 1, "max_policy_age": 2, **OFTEN},
+    }
+    named = Environment(name="calculator", max_steps=3)
+    try:
+        if kills:
+            killed = Killed(Acting(three_turns, num_slots=16), Inside(), Encoder(), decode, named)
+            first = Running(outside, tmp_path, killed, **settings)  # type: ignore[arg-type]
+            first.wait(lambda: False)
+            assert isinstance(first.error, KeyboardInterrupt)
+        second = Running(outside, tmp_path, around(Acting(three_turns, num_slots=16), max_steps=3), **settings)
+        second.until(lambda: buffer.process.status()["ledger"]["groups"]["no_signal"] >= 3)
+        account = buffer.ledger()
+        assert account["closes"]
+        # A trunk of 3 tokens once, then 3 + 4 of each of two rollouts.
+        assert account["tokens"]["no_signal"] == account["groups"]["no_signal"] * (3 + 2 * 7)
+        assert account["tokens"]["generated"] == account["tokens"]["no_signal"]
     finally:
         buffer.close()
         outside.close()

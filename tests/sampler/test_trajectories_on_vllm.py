@@ -49,6 +49,42 @@ class Fixed:
         return (7, 13, 21)
 
 
+def test_a_branching_group_goes_on_from_one_trunk_with_the_logprobs_of_a_fresh_pass(setup: Setup) -> None:
+    setup.apply(0, version(0))
+    settings = Environment(name="calculator", max_steps=3, max_turn_tokens=6)
+    made = TrajectoryEngine(setup.engine, Telling(), Fixed(), lambda ids: " ".join(map(str, ids)), settings)
+    episode = Episode(group="g", seed=1, problem=PROBLEM, num_trunk_actions=2)
+    requests = [replace(request(f"g/{i}", seed=i, num_tokens=30), episode=episode) for i in range(8)]
+    done: dict[str, Any] = {}
+    for one in requests:
+        made.add(one)
+    while made.num_unfinished:
+        done |= {generation.request_id: generation for generation in made.step()}
+    first, *others = (done[one.request_id] for one in requests)
+    num_trunk = first.trajectory.num_trunk_tokens
+    assert 2 * (1 + 3) <= num_trunk <= 2 * (6 + 3)
+    assert (first.num_sampled, first.trajectory.num_taken_tokens) == (len(first.token_ids) - 6, 0)
+    decisions, gaps = set(), []
+    for one in requests:
+        generation = done[one.request_id]
+        assert generation.end_reason is EndReason.MAX_STEPS
+        ids = generation.token_ids.tolist()
+        assert ids[:num_trunk] == first.token_ids.tolist()[:num_trunk]
+        decisions.add(tuple(ids[num_trunk:]))
+        fresh = setup.logprobs(0, [*one.prompt_ids, *ids], TEMPERATURE)[len(one.prompt_ids) - 1 :]
+        for at in range(len(ids)):
+            if generation.trajectory.observed[at]:
+                assert generation.logprobs[at] == 0.0
+            else:
+                assert generation is first or at >= num_trunk
+                gaps.append(abs(float(generation.logprobs[at]) - float(fresh[at])))
+    # From one state by seeds of their own: not all say the same.
+    assert len(decisions) > 1
+    assert all(generation.trajectory.num_taken_tokens == num_trunk - 6 for generation in others)
+    assert max(gaps) < 1e-4
+    assert sum(gaps) / len(gaps) < 1e-5
+
+
 def test_actions_have_the_logprobs_of_a_fresh_pass_over_their_whole_history(setup: Setup) -> None:
     setup.apply(0, version(0))
     environments, settings = Telling(), Environment(name="calculator", max_steps=3, max_turn_tokens=6)

@@ -150,3 +150,21 @@ def probe_gap(setup: Setup, index: int) -> float:
     mine = setup.engine.prompt_logprobs(PROBE_SEQUENCES)
     learners = [setup.logprobs(index, ids, 1.0) for ids in PROBE_SEQUENCES]
     return max(abs(a - b) for m, x in zip(mine, learners, strict=True) for a, b in zip(m, x, strict=True))
+
+
+def adapter_of(setup: Setup) -> tuple[dict[str, Any], Setup]:
+    """An adapter of rank 2, times 1.5, in two layers of the model folder, and what the first model is with it."""
+    import copy
+
+    import torch
+
+    torch.manual_seed(3)
+    model = copy.deepcopy(setup.models[0])
+    adapter: dict[str, Any] = {}
+    for layer in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"):
+        weight = model.get_submodule(layer).weight
+        a, b = 0.3 * torch.randn(2, weight.shape[1]), 0.3 * torch.randn(weight.shape[0], 2)
+        adapter |= {f"base_model.model.{layer}.lora_A.weight": a, f"base_model.model.{layer}.lora_B.weight": b}
+        with torch.no_grad():
+            weight += 1.5 * b @ a
+    return adapter, Setup(setup.config, setup.engine, [model], setup.folder)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from scripts import check_ranks
+from stream_grpo.config import Config
+from stream_grpo.learner.layout import Layout
 
 
 @pytest.mark.engine
@@ -18,6 +20,44 @@ def test_two_ranks_make_of_recorded_batches_what_one_makes(tmp_path: Path) -> No
         assert found.loss_gap <= check_ranks.MAX_LOSS_GAP
         assert found.weight_gap <= check_ranks.MAX_WEIGHT_GAP
         assert found.is_resumed_exactly
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six batches."""
+    root = tmp_path_factory.mktemp("relay")
+    check_ranks.record(root / "batches", check_ranks.drawn(6), 6)
+    return root
+
+
+@pytest.fixture(scope="module")
+def config(root: Path) -> Config:
+    return check_ranks.small_config(root)
+
+
+@pytest.fixture(scope="module")
+def one(root: Path, config: Config) -> check_ranks.Trained:
+    """What one rank makes of all of them."""
+    return check_ranks.trained(root, config, Layout(1, 1))
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        [Layout(1, 1), Layout(2, 1), Layout(1, 1)],
+        [Layout(2, 2), Layout(1, 1), Layout(2, 2)],
+        [Layout(2, 3), Layout(1, 3), Layout(2, 3)],
+        [Layout(1, 0), Layout(2, 0), Layout(1, 0)],
+    ],
+)
+def test_a_run_goes_on_on_other_ranks_as_if_it_had_not_ended(
+    root: Path, config: Config, one: check_ranks.Trained, layouts: list[Layout]
+) -> None:
+    found = check_ranks.compared(one, check_ranks.relayed(root, config, layouts))
+    assert found.loss_gap <= check_ranks.MAX_LOSS_GAP
+    assert found.weight_gap <= check_ranks.MAX_WEIGHT_GAP
 
 
 def test_what_is_recorded_is_read_back_step_by_step(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from stream_grpo.weights.manifest import (
 )
 from stream_grpo.weights.publisher import Publisher
 from stream_grpo.weights.subscriber import Subscriber
+from tests.weights.test_tensors_file import Watched
 
 PROBE = Probe(((1, 2, 3),), ((-0.5, -0.25),))
 EXPECTED = {"bias": TensorSpec((2,), "float32"), "weight": TensorSpec((2, 3), "float32")}
@@ -252,3 +254,40 @@ def test_the_model_folder_says_what_is_expected_and_a_tied_head_is_not(tmp_path:
     assert model_tensors(tmp_path, "float32").keys() == {"model.embed", "lm_head.weight"}
     with pytest.raises(WeightsError, match="no "):
         model_tensors(tmp_path / "empty", "float32")
+
+
+def test_with_specs_tensors_are_written_as_they_come_one_in_memory(tmp_path: Path) -> None:
+    watched = Watched(6, 500)
+    sent = Publisher(tmp_path, 3).publish(v(1), {}, watched, PROBE, specs=watched.specs)
+    # 500 numbers of 4 bytes.
+    assert (watched.num_made, watched.most_bytes) == (6, 2000)
+    read = Subscriber(tmp_path).read(v(1), watched.specs)
+    assert read.manifest == sent
+    assert [float(read.tensors[f"w{i}"][0]) for i in range(6)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    # The same as from a mapping, to the last byte.
+    again = Publisher(tmp_path / "other", 3).publish(v(1), {}, dict(Watched(6, 500)), PROBE)
+    assert again.sha256 == sent.sha256
+
+
+def test_a_publish_that_fails_takes_what_is_left_and_leaves_nothing(tmp_path: Path) -> None:
+    class Broken(Watched):
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in super().__iter__():
+                yield name, tensor * torch.nan if name == "w2" else tensor
+
+    publisher, broken = Publisher(tmp_path, 3), Broken(6, 10)
+    with pytest.raises(WeightsError, match=r"weights 0\.1: w2 is not finite"):
+        publisher.publish(v(1), {}, broken, PROBE, specs=broken.specs)
+    # Other ranks give out their parts of all of them: none is left waiting.
+    assert broken.num_made == 6
+    assert list(tmp_path.iterdir()) == []
+    watched = Watched(6, 10)
+    publisher.publish(v(1), {}, watched, PROBE, specs=watched.specs)
+    with pytest.raises(WeightsError, match="published with other weights"):
+        publisher.publish(v(1), {}, {"w0": torch.ones(10)}, PROBE)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0.00000001", "latest"]
+    late = Watched(6, 10)
+    with pytest.raises(WeightsError, match=r"0\.0 are older"):
+        publisher.publish(v(0), {}, late, PROBE, specs=late.specs)
+    # No rank is asked for anything.
+    assert late.num_made == 0
