@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_prompts import by_reward, gradient, make_group, random_model
+from bench_prompts import by_reward, make_group, random_model
 
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.config import Learner
@@ -88,17 +88,16 @@ def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, 
     ).minibatches[0]  # fmt: skip
     seconds, peaks = dict.fromkeys(WAYS, math.inf), dict.fromkeys(WAYS, math.inf)
     gradients: dict[str, torch.Tensor] = {}
-    for way, choices in WAYS.items():
-        with set_to(engine, *choices):
-            gradients[way] = gradient(engine, batch)
-    passed(engine, batch)  # gradients are there from here on, and no part of what comes on top
     for _ in range(arguments.rounds):
         for way, choices in WAYS.items():
+            for weight in engine._module.parameters():
+                weight.grad = torch.zeros_like(weight)  # there before, and no part of what comes on top
             with set_to(engine, *choices):
                 before, begun = reset_peak(), time.perf_counter()
                 passed(engine, batch)
                 seconds[way] = min(seconds[way], time.perf_counter() - begun)
                 peaks[way] = min(peaks[way], status("VmHWM") - before)
+            gradients[way] = torch.cat([weight.grad.float().flatten() for weight in engine._module.parameters()])
     plain = next(iter(WAYS))
     return {
         way: {
