@@ -18,6 +18,7 @@ from typing import NamedTuple
 from benchmarks.small_model import made_model
 
 from stream_grpo.experiments.cells import Cell, Series
+from stream_grpo.experiments.predicted import draw_predicted
 from stream_grpo.planner.calibration import calibrate
 from stream_grpo.planner.measured import Compared, compare
 
@@ -51,6 +52,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="a last line with all figures")
     parser.add_argument("--steps", type=int, default=90, help="learner steps of each run")
     parser.add_argument("--root", type=Path, help="a folder to keep; by default a temporary one")
+    parser.add_argument("--picture", type=Path, help="a file for predicted against measured, .png or .svg")
     parser.add_argument("--only", nargs="*", choices=list(CASES), help="these settings alone")
     options = parser.parse_args()
     root = (options.root or Path(tempfile.mkdtemp(prefix="check-planner-"))).resolve()
@@ -67,6 +69,8 @@ def main() -> int:
         "worst_age_error": max(abs(c.age_error) for c in found.values()),
     }
     print(f"goals: throughput within {MAX_THROUGHPUT_ERROR:.0%}, mean age within {MAX_AGE_ERROR:.0%}; {worst}")
+    if options.picture is not None:
+        draw_predicted(found.items(), f"{options.steps} learner steps, small model, two cores", options.picture)
     if options.json:
         print(json.dumps({"settings": {name: c.as_fields() for name, c in found.items()}, **worst}))
     is_met = worst["worst_throughput_error"] <= MAX_THROUGHPUT_ERROR and worst["worst_age_error"] <= MAX_AGE_ERROR

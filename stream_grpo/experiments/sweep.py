@@ -14,6 +14,7 @@ from stream_grpo.config import Config
 from stream_grpo.console import Console
 from stream_grpo.errors import ConfigError
 from stream_grpo.experiments.cells import Cell, Series, name_of
+from stream_grpo.experiments.predicted import draw_predicted
 from stream_grpo.files import read_object
 from stream_grpo.planner.calibration import calibrate
 from stream_grpo.planner.measured import Compared, Measured, compare, measure
@@ -160,25 +161,6 @@ def _cells(result: Result) -> tuple[str, ...]:
 
 def draw(found: Sweep, path: Path) -> None:
     """Write the picture: predicted against measured, throughput and age, each cell with its values."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "sweep"})
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.5), constrained_layout=True)
-    panels = (("throughput", "trained tokens a second"), ("age", "mean policy age, learner steps"))
-    for axis, (name, title) in zip(axes, panels, strict=True):
-        top = 0.0
-        for result, compared in found.predicted:
-            place = (getattr(compared, name), getattr(compared, f"predicted_{name}"))
-            axis.scatter(*place, color="#2a5d9f", zorder=3)
-            axis.annotate(" / ".join(result.values.values()), place, (5, -11), textcoords="offset points")
-            top = max(top, *place)
-        axis.plot([0, 1.1 * top], [0, 1.1 * top], color="#999999", linewidth=0.8)
-        axis.set_xlabel(f"measured {title}")
-        axis.set_ylabel("predicted")
     labels = " / ".join(name.rpartition(".")[2] for name in found.names)
-    axes[0].set_title(f"labels: {labels}", loc="left")
-    figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
+    cells = [(" / ".join(result.values.values()), compared) for result, compared in found.predicted]
+    draw_predicted(cells, f"labels: {labels}", path)

@@ -95,10 +95,11 @@ def test_the_model_folder_is_merged_and_the_adapter_beside_it_is_peft_s(adapted:
 
 def test_it_goes_on_from_its_checkpoint(adapted: Run, live: Callable[[list[str], Path], Live], made: Path) -> None:
     resume = [*COMMAND, "train", "--resume", str(adapted.path), "--set", "evaluation.num_problems=0"]
+    resume += ["--set", "run.num_steps=7"]
     other = subprocess.run([*resume, "--set", "learner.lora.rank=4"], cwd=ROOT, capture_output=True, text=True)
     assert other.returncode != 0
     assert "holds an adapter of learner.lora.rank = 8" in other.stdout + other.stderr
-    command = live([*resume, "--set", "run.num_steps=7"], adapted.path)
+    command = live(resume, adapted.path)
     code, output = command.end(timeout_s=200)
     assert code == 0, output
     steps: list[dict[str, Any]] = adapted.lines("step")
