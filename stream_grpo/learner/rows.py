@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from stream_grpo.learner.shared_prompts import cost, pays, share
@@ -59,17 +60,23 @@ def packs(
         return best
     most = min(microbatch_tokens, math.isqrt(max_scores))
     shared = share(prompts(), lengths, max_tokens=most) if share_prompts else None
-    ways: list[tuple[Sequence[Block], Sequence[int], int | None]] = []
-    if shared is not None:
-        ways.append((*shared, None))
-    for blocks, widths in (single, shared or single) if packing else ():
-        # Rows as long as they have to be cost no more attention; longer ones leave less padding.
-        ways += [(blocks, widths, min(max(widths), microbatch_tokens)), (blocks, widths, most)]
-    for blocks, widths, limit in ways:
-        other = laid_out(blocks, widths, limit)
+    ways = [] if shared is None else [laid_out(*shared, None)]
+    if packing:
+        for blocks, widths in (single,) if shared is None else (single, shared):
+            found = [laid_out(blocks, widths, limit) for limit in _limits(max(widths), microbatch_tokens, most)]
+            ways.append(min(found, key=partial(_cost, attention_cost=attention_cost)))
+    for other in ways:
         if pays(_cost(other, attention_cost), _cost(best, attention_cost)):
             best = other
     return best
+
+
+def _limits(longest: int, microbatch_tokens: int, most: int) -> list[int]:
+    """How long rows may be: as long as they have to be, which costs no more attention; twice as long, and so on."""
+    limits = [min(longest, microbatch_tokens)]
+    while limits[-1] < most:
+        limits.append(min(2 * limits[-1], most))
+    return limits
 
 
 def _cost(packs: Sequence[Pack], attention_cost: float) -> float:

@@ -66,6 +66,16 @@ def test_rows_of_prompts_that_are_shared_are_packed_together() -> None:
     assert [list(map(len, row)) for row in found.rows] == [[1], [5, 5], [5]]
 
 
+def test_rows_are_as_long_as_pays_best() -> None:
+    # 12 of 65 and 12 of 24: 24 rows of 65 alone, 1,560 tokens for 1,068. Two of 24 fit into 65: 18 rows, 1,170 tokens.
+    lengths = [65] * 12 + [24] * 12
+    (found,) = packed(lengths, microbatch_tokens=4000, attention_cost=0.0005)
+    assert (len(found.rows), found.length) == (18, 65)
+    # Where attention is as good as free rows have no padding: up to isqrt(65 x 4000) = 509 tokens in one.
+    nearly_free = packed(lengths, microbatch_tokens=4000, attention_cost=0.0001)
+    assert sum(len(pack.rows) * pack.length for pack in nearly_free) == 1068
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 8), st.integers(1, 30), st.integers(0, 3)), min_size=1, max_size=30),
     st.integers(20, 200),
