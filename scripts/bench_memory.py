@@ -97,7 +97,8 @@ def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, 
                 passed(engine, batch)
                 seconds[way] = min(seconds[way], time.perf_counter() - begun)
                 peaks[way] = min(peaks[way], status("VmHWM") - before)
-            gradients[way] = torch.cat([weight.grad.float().flatten() for weight in engine._module.parameters()])
+            found = [weight.grad for weight in engine._module.parameters() if weight.grad is not None]
+            gradients[way] = torch.cat([gradient.float().flatten() for gradient in found])
     plain = next(iter(WAYS))
     return {
         way: {
