@@ -20,8 +20,8 @@ from stream_grpo.buffer.journal import Journal
 from stream_grpo.buffer.layout import LOG_NAME
 from stream_grpo.buffer.transitions import TRANSITION_SCHEMA, Kind, Transition, decode_transitions, encode_transitions
 from stream_grpo.learner.checkpoint import write_checkpoint
-from stream_grpo.types import PolicyVersion, RolloutGroup, Ticket
-from tests.buffer.fakes import Buffer, group_by_rollout
+from stream_grpo.types import PolicyVersion
+from tests.buffer.fakes import Buffer, as_branching, group_by_rollout
 
 FORK = {1: (0, 2)}
 
@@ -307,7 +307,7 @@ def branching(tmp_path: Path) -> Path:
         buffer.fill(PolicyVersion(0, step), 2)
         buffer.train(PolicyVersion(0, step))
     old, young = PolicyVersion(0, 0), PolicyVersion(0, 3)
-    buffer.insert(branching_group(ticket, [old, old, young, young]))
+    buffer.insert(as_branching(group_by_rollout(ticket, [[old, old, young, young]] * 2, [1.0, 0.0])))
     buffer.fill(young, 1)
     batch = buffer.leases.lease(young, 2, 0.0)
     tokens = {held.group_id: {"trained": 8} for held in batch.groups}
@@ -318,18 +318,6 @@ def branching(tmp_path: Path) -> Path:
     write_checkpoint(tmp_path / "checkpoints", PolicyVersion(0, 4), lambda folder: None)
     (tmp_path / "config.toml").write_text('[stream]\nmax_policy_age = 2\ntoo_old = "baseline_only"\n')
     return tmp_path
-
-
-def branching_group(ticket: Ticket, versions: list[PolicyVersion]) -> RolloutGroup:
-    """Two rollouts of 4 response tokens: the first two are the trunk, sampled by the first rollout alone."""
-    group = group_by_rollout(ticket, [versions, versions], [1.0, 0.0])
-    leader, other = group.rollouts
-    trunk = slice(leader.num_prompt_tokens, leader.num_prompt_tokens + 2)
-    for rollout in (leader, other):
-        rollout.loss_mask[trunk] = False
-    other.behavior_logprobs[trunk] = 0.0
-    other.version_branch[trunk] = other.version_step[trunk] = -1
-    return group
 
 
 def test_the_trunk_of_a_branching_group_is_sampled_once_and_not_trained(branching: Path) -> None:
