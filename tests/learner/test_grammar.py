@@ -161,7 +161,9 @@ def test_rows_of_several_sequences_and_logits_in_pieces_give_the_same_logprobs()
     groups = [make_group("g", [_trajectory(text) for text in texts])]
     found: list[torch.Tensor] = []
     # Each sequence a row, prompts shared, one row for all; with logits of all positions, and of 5 at a time.
-    for rows in ({}, {"attention_cost": 0.0}, {"attention_cost": 0.0, "share_prompts": False, "packing": True}):
+    ways: list[dict[str, Any]] = [{}, {"attention_cost": 0.0}]
+    ways.append({"attention_cost": 0.0, "share_prompts": False, "packing": True})
+    for rows in ways:
         batch = make_train_batch(
             groups,
             AdvantageMaker(PRESETS["grpo"].recipe),
