@@ -69,7 +69,7 @@ def logprobs_of_learner(setup: Setup, grammar: str | None, prompt: tuple[int, ..
     """[R] by the learner's own functions on the transformers model, and how many tokens each was drawn from."""
     import torch
 
-    from stream_grpo.learner.forward import Distribution
+    from stream_grpo.learner.forward import Distribution, within
     from stream_grpo.learner.grammar import Grammar
     from stream_grpo.sampler.prompts import load_tokenizer
 
@@ -82,7 +82,8 @@ def logprobs_of_learner(setup: Setup, grammar: str | None, prompt: tuple[int, ..
         num_allowed = support.masks_MV[support.index_BT].sum(-1)
     with torch.no_grad():
         logits_BTV = setup.models[0](ids_BT).logits
-        logprobs_BT = Distribution(temperature=TEMPERATURE, top_k=TOP_K).logprobs(logits_BTV, ids_BT, support)
+        distribution = Distribution(temperature=TEMPERATURE, top_k=TOP_K)
+        logprobs_BT = distribution.logprobs(within(logits_BTV, support), ids_BT)
     return logprobs_BT[0, len(prompt) :].numpy(), num_allowed[0, len(prompt) :].numpy()
 
 
