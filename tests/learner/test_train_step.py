@@ -276,6 +276,32 @@ def test_a_loss_that_is_not_finite_is_named(random_groups: Groups) -> None:
     assert model.gradients == []
 
 
+def test_a_token_that_the_learner_holds_impossible_is_named(random_groups: Groups) -> None:
+    class Barred(TableModel):
+        """The grammar of the learner bars one sampled token of the first sequence."""
+
+        def logprobs(self, *asked: Any, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            logprobs, entropy = super().logprobs(*asked, **how)
+            barred = torch.zeros_like(logprobs, dtype=torch.bool)
+            barred[0, 1] = True
+            return logprobs.masked_fill(barred, -torch.inf), entropy
+
+    held = {
+        "kl": "k3",
+        "kl_place": "loss",
+        "kl_weight": 0.1,
+        "kl_reference": "fixed",
+        "regularize_without_signal": True,
+    }
+    recipe = Recipe.model_validate(PRESETS["grpo"].recipe.model_dump() | held)
+    model = Barred(VOCAB)
+    batch = batch_of(recipe, random_groups(1, 4, VOCAB, 1))
+    num_tokens = batch.minibatches[0].num_tokens
+    with pytest.raises(FloatingPointError, match=f"gives 1 of {num_tokens} trained tokens no .* in their grammar"):
+        step_of(model, recipe).run(batch)
+    assert model.gradients == []
+
+
 def test_metrics_are_told_apart_by_age(rollout: Callable[..., Rollout]) -> None:
     # Two rollouts of versions 0 and 2, which `batch_of` calls ages 0 and 2.
     rollouts = [rollout([1], [2, 3], 1.0), rollout([1], [4], 0.0)]
