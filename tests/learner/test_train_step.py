@@ -278,13 +278,19 @@ def test_a_loss_that_is_not_finite_is_named(random_groups: Groups) -> None:
 
 def test_a_token_that_the_learner_holds_impossible_is_named(random_groups: Groups) -> None:
     class Barred(TableModel):
-        """The grammar of the learner bars one sampled token of the first sequence."""
+        """The grammar of the learner, which its reference keeps to as well, bars the first trained token."""
 
         def logprobs(self, *asked: Any, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
             logprobs, entropy = super().logprobs(*asked, **how)
-            barred = torch.zeros_like(logprobs, dtype=torch.bool)
-            barred[0, 1] = True
-            return logprobs.masked_fill(barred, -torch.inf), entropy
+            return barred(logprobs, how["wanted_BK"]), entropy
+
+        def reference_logprobs(self, *asked: Any, **how: Any) -> torch.Tensor:
+            return barred(super().reference_logprobs(*asked, **how), how["wanted_BK"])
+
+    def barred(logprobs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        is_barred = torch.zeros_like(wanted)
+        is_barred[tuple(wanted.nonzero()[0])] = True
+        return logprobs.masked_fill(is_barred, -torch.inf)
 
     held = {
         "kl": "k3",
