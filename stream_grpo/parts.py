@@ -386,7 +386,11 @@ def weights_subscriber(config: Config, sampler_id: str) -> Subscriber | NcclSubs
         return Subscriber(directory, Base(config.model.path, config.model.dtype))
     from stream_grpo.weights.nccl_subscriber import NcclSubscriber
 
-    return NcclSubscriber(directory, lambda address: connect(config, address, name=sampler_id, peer="learner"))
+    return NcclSubscriber(
+        directory,
+        lambda address: connect(config, address, name=sampler_id, peer="learner"),
+        wait_s=config.stream.stall_timeout_s,
+    )
 
 
 def build_learner(config: Config, buffer: str, rendezvous: Path | str | None = None, bind: str = LOOPBACK) -> Part:

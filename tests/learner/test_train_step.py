@@ -276,6 +276,38 @@ def test_a_loss_that_is_not_finite_is_named(random_groups: Groups) -> None:
     assert model.gradients == []
 
 
+def test_a_token_that_the_learner_holds_impossible_is_named(random_groups: Groups) -> None:
+    class Barred(TableModel):
+        """The grammar of the learner, which its reference keeps to as well, bars the first trained token."""
+
+        def logprobs(self, *asked: Any, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            logprobs, entropy = super().logprobs(*asked, **how)
+            return barred(logprobs, how["wanted_BK"]), entropy
+
+        def reference_logprobs(self, *asked: Any, **how: Any) -> torch.Tensor:
+            return barred(super().reference_logprobs(*asked, **how), how["wanted_BK"])
+
+    def barred(logprobs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        is_barred = torch.zeros_like(wanted)
+        is_barred[tuple(wanted.nonzero()[0])] = True
+        return logprobs.masked_fill(is_barred, -torch.inf)
+
+    held = {
+        "kl": "k3",
+        "kl_place": "loss",
+        "kl_weight": 0.1,
+        "kl_reference": "fixed",
+        "regularize_without_signal": True,
+    }
+    recipe = Recipe.model_validate(PRESETS["grpo"].recipe.model_dump() | held)
+    model = Barred(VOCAB)
+    batch = batch_of(recipe, random_groups(1, 4, VOCAB, 1))
+    num_tokens = batch.minibatches[0].num_tokens
+    with pytest.raises(FloatingPointError, match=f"gives 1 of {num_tokens} trained tokens no .* in their grammar"):
+        step_of(model, recipe).run(batch)
+    assert model.gradients == []
+
+
 def test_metrics_are_told_apart_by_age(rollout: Callable[..., Rollout]) -> None:
     # Two rollouts of versions 0 and 2, which `batch_of` calls ages 0 and 2.
     rollouts = [rollout([1], [2, 3], 1.0), rollout([1], [4], 0.0)]
