@@ -3,12 +3,14 @@
 The real learner engine on a model folder, or on random weights of the size of SmolLM2-135M; one batch of groups. All
 logits at once; in pieces; in pieces with layers computed again: in turns, in one process, whose peak the kernel counts
 anew for each. Memory is what comes on top of weights, gradients and what was there before. Prints ratios to the first.
-With `--json` a last line with all of it. Linux alone.
+With `--json` a last line with all of it. Linux with glibc alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import math
 import tempfile
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_prompts import by_reward, gradient, make_group, random_model
+from bench_prompts import by_reward, make_group, random_model
 
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.config import Learner
@@ -86,17 +88,16 @@ def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, 
     ).minibatches[0]  # fmt: skip
     seconds, peaks = dict.fromkeys(WAYS, math.inf), dict.fromkeys(WAYS, math.inf)
     gradients: dict[str, torch.Tensor] = {}
-    for way, choices in WAYS.items():
-        with set_to(engine, *choices):
-            gradients[way] = gradient(engine, batch)
-    passed(engine, batch)  # gradients are there from here on, and no part of what comes on top
     for _ in range(arguments.rounds):
         for way, choices in WAYS.items():
+            for weight in engine._module.parameters():
+                weight.grad = torch.zeros_like(weight)  # there before, and no part of what comes on top
             with set_to(engine, *choices):
                 before, begun = reset_peak(), time.perf_counter()
                 passed(engine, batch)
                 seconds[way] = min(seconds[way], time.perf_counter() - begun)
                 peaks[way] = min(peaks[way], status("VmHWM") - before)
+            gradients[way] = torch.cat([weight.grad.float().flatten() for weight in engine._module.parameters()])
     plain = next(iter(WAYS))
     return {
         way: {
@@ -134,7 +135,9 @@ def set_to(engine: LearnerEngine, in_pieces: bool, recomputes: bool) -> Iterator
 
 
 def reset_peak() -> float:
-    """Have the kernel count the peak anew; returns the bytes in memory now."""
+    """Have the kernel count the peak anew; returns the bytes in memory now, without what is only kept for later."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     return status("VmRSS")
 

@@ -44,13 +44,13 @@ WAYS: dict[str, tuple[bool, bool]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model folder; by default random weights of SmolLM2-135M's size")
-    parser.add_argument("--run", type=Path, help="a run whose last groups are taken, with its microbatch_tokens")
+    parser.add_argument("--run", type=Path, help="a run whose last groups are taken")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=100)
     parser.add_argument("--response-tokens", type=int, default=16)
-    parser.add_argument("--microbatch-tokens", type=int, default=4096)
+    parser.add_argument("--microbatch-tokens", type=int, help="by default those of the run, or 4096")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="one group and one round")
@@ -58,8 +58,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.groups, arguments.rounds = 1, 1
-    if arguments.run:
-        arguments.microbatch_tokens = load_run(arguments.run.resolve()).learner.microbatch_tokens
+    if arguments.microbatch_tokens is None:
+        of_run = arguments.run and load_run(arguments.run.resolve()).learner.microbatch_tokens
+        arguments.microbatch_tokens = of_run or 4096
     with tempfile.TemporaryDirectory() as name:
         model = arguments.model or random_model(Path(name))
         learner = Learner(

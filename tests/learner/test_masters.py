@@ -76,7 +76,10 @@ def test_small_updates_add_up_in_the_master(model_dir: Path, process_group: None
     stepped(engine)
     # The weight is where it was; its master has moved by the learning rate.
     assert torch.equal(published(engine), torch.ones(16))
-    assert torch.allclose((master(engine, zero_stage) - 1).abs(), torch.full((16,), RATE), rtol=0.01)
+    # At stage 0 DeepSpeed has made a step without a gradient before, so that Adam takes this one for its second:
+    # (0.1 / 0.19) / sqrt(0.01 / 0.0199) = 0.742 of the rate.
+    length = RATE * (0.7425 if zero_stage == 0 else 1.0)
+    assert torch.allclose((master(engine, zero_stage) - 1).abs(), torch.full((16,), length), rtol=0.01)
     for _ in range(STEPS - 1):
         stepped(engine)
     down = master(engine, zero_stage) < 1 - 2**-9
