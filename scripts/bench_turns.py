@@ -85,6 +85,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one group of two and one round")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.turns < 2:
+        parser.error(f"--turns {arguments.turns}: the first action has no history to keep; use 2 or more")
     if arguments.quick:
         arguments.groups, arguments.group_size, arguments.rounds = 1, 2, 1
     with tempfile.TemporaryDirectory() as name:

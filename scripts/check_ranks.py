@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from multiprocessing.process import BaseProcess
@@ -32,20 +32,32 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stream_grpo.config import Config
 from stream_grpo.config_file import load_run, parse
 from stream_grpo.learner.batching import TrainBatch, make_train_batch
+from stream_grpo.learner.branches import Branches
 from stream_grpo.learner.checkpoint import newest_complete, write_checkpoint
 from stream_grpo.learner.follower import Follower
 from stream_grpo.learner.layout import Layout
 from stream_grpo.learner.lead import LeadEngine, LeadStep
+from stream_grpo.learner.process import enters_loss
 from stream_grpo.learner.ranks import ALONE
 from stream_grpo.learner.universal import ENGINE, fitting
 from stream_grpo.parts import learner_crew, learner_engine, learner_step
-from stream_grpo.rollouts.views import Groups, journal_of
+from stream_grpo.rollouts.views import Groups, GroupView, journal_of
 from stream_grpo.transport.codec import decode_group, encode_group
-from stream_grpo.types import Decision, EndReason, PolicyVersion, RewardResult, Rollout, RolloutGroup
+from stream_grpo.types import (
+    Decision,
+    EndReason,
+    PolicyVersion,
+    RewardResult,
+    Rollout,
+    RolloutGroup,
+    forks_from_plain,
+    forks_to_plain,
+)
 
 MAX_LOSS_GAP, MAX_WEIGHT_GAP = 1e-5, 1e-4
 VOCAB = 64
 CASE_LIMIT_S = 300.0
+STARTS = "starts.json"
 
 
 class Trained(NamedTuple):
@@ -100,6 +112,8 @@ def main() -> int:
         num_steps = record(
             root / "batches", recorded(options.run) if options.run else drawn(options.steps), options.steps
         )
+        if options.run:
+            note_starts(root, options.run)
         found = compare(root, config, options.stages, options.ranks, options.resume_on)
     for stage, case in found.items():
         ranks = str(options.ranks) if options.resume_on is None else f"{options.ranks}, {options.resume_on}, then again"
@@ -168,12 +182,33 @@ def _drawn_rollout(rng: np.random.Generator, prompt: np.ndarray[Any, Any], rewar
 def recorded(run: Path) -> Iterator[list[RolloutGroup]]:
     """The groups that each step of a run was made of, from its journal."""
     groups = Groups(journal_of(run))
-    steps: dict[Any, list[Any]] = {}
+    for _, views in _steps(groups):
+        yield [decode_group(groups.data(view)) for view in views]
+
+
+def _steps(groups: Groups) -> list[tuple[PolicyVersion, list[GroupView]]]:
+    """The version that each step made, and of what."""
+    steps: dict[PolicyVersion, list[GroupView]] = {}
     for view in groups.views.values():
         if view.made is not None:
             steps.setdefault(view.made, []).append(view)
-    for version in sorted(steps):
-        yield [decode_group(groups.data(view)) for view in steps[version]]
+    return sorted(steps.items())
+
+
+def note_starts(root: Path, run: Path) -> None:
+    """Write down at which version each step of a run began: what was too old then is too old in every case."""
+    starts = [(made.branch, made.step - 1) for made, _ in _steps(Groups(journal_of(run)))]
+    forks = forks_to_plain(Branches.load(run / "branches.json").forks)
+    (root / STARTS).write_text(json.dumps({"starts": starts, "forks": forks}))
+
+
+def is_trained(root: Path, step: int, config: Config) -> Callable[[Rollout], bool]:
+    """Which rollouts of a step enter the loss; all, where nothing is noted."""
+    if not (root / STARTS).exists():
+        return lambda rollout: True
+    plain = json.loads((root / STARTS).read_text())
+    start, forks = PolicyVersion(*plain["starts"][step]), forks_from_plain(plain["forks"])
+    return lambda rollout: enters_loss(rollout, config.stream, start, forks)
 
 
 def record(folder: Path, batches: Iterator[list[RolloutGroup]], num_steps: int) -> int:
@@ -315,6 +350,8 @@ def _loss(engine: Any, step: Any, folder: Path, config: Config) -> float:
     batch: TrainBatch = make_train_batch(
         rewarded, step.advantages, vocab_size=engine.vocab_size, microbatch_tokens=learner.microbatch_tokens,
         num_minibatches=learner.num_minibatches, num_ranks=learner.num_ranks,
+        is_trained=is_trained(folder.parents[1], int(folder.name), config), attention_cost=engine.attention_cost,
+        share_prompts=learner.share_prompts, packing=learner.packing,
     )  # fmt: skip
     return float(step.run(batch)["loss"])
 

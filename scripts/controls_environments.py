@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.small_model import made_model
 from controls import AS_IT_IS, Threshold, is_right, line
 
-from stream_grpo.experiments.cells import Cell, Series
+from stream_grpo.experiments.cells import Cell, CellFailed, Series
 from stream_grpo.files import read_object
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +27,11 @@ CELLS = (Cell(AS_IT_IS, {}), Cell("learning-rate-0", {"learner.learning_rate": "
 
 def main() -> int:
     options = parse_arguments()
-    found = {name: let_run(name, options) for name in options.only or ENVIRONMENTS}
+    try:
+        found = {name: let_run(name, options) for name in options.only or ENVIRONMENTS}
+    except CellFailed as error:
+        print(error, file=sys.stderr)
+        return 1
     judged = {name: judge(name, summaries) for name, summaries in found.items()}
     if options.json:
         print(json.dumps(judged))

@@ -80,12 +80,19 @@ def _show_plan(config: Config) -> None:
 
 
 def _check_model(config: Config, console: Console) -> None:
-    """A folder that is not there may still be made; one that is there must be usable. Raises ConfigError."""
+    """A folder that is not there may still be made; one that is there must be usable, also with the grammar of the run.
+
+    Raises ConfigError.
+    """
     found = unusable(config)
     if found and config.model.path.exists():
         raise ConfigError("\n".join(found))
     for note in found:
         console.say(f"not there yet: {note}")
+    if not found and config.environment.grammar:
+        from stream_grpo.parts import learner_grammar
+
+        learner_grammar(config)
 
 
 def _load(file: Path | None, resume: Path | None, overrides: list[str]) -> Config:

@@ -529,6 +529,7 @@ def _complaints(config: Config) -> Iterable[str]:
         config.cluster,
         sampler_gpus=config.sampler.num_gpus,
         learner_gpus=config.learner.num_gpus,
+        num_ranks=config.learner.num_ranks,
         evaluates_around=config.evaluation.is_around,
     )
     yield from _environment_complaints(config)

@@ -34,7 +34,7 @@ class Cluster(BaseModel):
 
 
 def cluster_complaints(
-    cluster: Cluster, *, sampler_gpus: float, learner_gpus: float, evaluates_around: bool
+    cluster: Cluster, *, sampler_gpus: float, learner_gpus: float, num_ranks: int, evaluates_around: bool
 ) -> Iterable[str]:
     """What cannot work together: the setting, its value, the reason, and what would be right."""
     for name in ("server_node", "node_root"):
@@ -43,16 +43,7 @@ def cluster_complaints(
                 f"cluster.{name} = {str(getattr(cluster, name))!r} without cluster.address: a local Ray has one node; "
                 f"name the cluster's address, or leave {name} out"
             )
-    if cluster.learner != "here" and cluster.address is None:
-        yield (
-            f"cluster.learner = {cluster.learner!r} without cluster.address: a local Ray has one node; name the "
-            f"cluster's address, or leave learner out"
-        )
-    if cluster.learner != "here" and cluster.node_root is not None:
-        yield (
-            f"cluster.learner = {cluster.learner!r} with cluster.node_root: every rank writes its part of a checkpoint "
-            f"into the run's folder, which other nodes do not see; share run.root, or use learner = 'here'"
-        )
+    yield from _learner_complaints(cluster, num_ranks)
     if cluster.address is not None and "://" in cluster.address:
         yield (
             f"cluster.address = {cluster.address!r}: the command itself must run on a node of the cluster, whose Ray "
@@ -79,4 +70,24 @@ def cluster_complaints(
             "cluster.colocate = true with an evaluation before and after training: its engine would need the GPU that "
             "sampler and learner hold from the first process to the last; use evaluation.num_problems = 0 and no "
             "evaluation.guards, and score models by command, or colocate = false"
+        )
+
+
+def _learner_complaints(cluster: Cluster, num_ranks: int) -> Iterable[str]:
+    if cluster.learner == "here":
+        return
+    if cluster.address is None:
+        yield (
+            f"cluster.learner = {cluster.learner!r} without cluster.address: a local Ray has one node; name the "
+            f"cluster's address, or leave learner out"
+        )
+    if num_ranks == 1:
+        yield (
+            f"cluster.learner = {cluster.learner!r} with learner.num_ranks = 1: the first rank stays on the node of "
+            f"the command, and there is no other to place; use learner = 'here', or more ranks"
+        )
+    if cluster.node_root is not None:
+        yield (
+            f"cluster.learner = {cluster.learner!r} with cluster.node_root: every rank writes its part of a checkpoint "
+            f"into the run's folder, which other nodes do not see; share run.root, or use learner = 'here'"
         )

@@ -73,6 +73,11 @@ class Environment(BaseModel):
 
     @model_validator(mode="after")
     def _can_branch(self) -> Environment:
+        if self.branch_turns is not None and not self.branch_share:
+            raise ValueError(
+                f"branch_turns = {self.branch_turns}: with branch_share = 0 nothing reads it; leave it out, or let a "
+                f"share of the groups branch"
+            )
         if self.branch_turns is not None and self.branch_turns > self.max_steps:
             raise ValueError(
                 f"branch_turns = {self.branch_turns}: a trajectory has at most max_steps = {self.max_steps} turns; "
@@ -106,6 +111,8 @@ def as_rules(environment: Environment) -> dict[str, Any]:
         "max_waiting",
         "waiting_kv",
     }
-    # A run that does not branch has the hash of one that knows nothing of it.
-    branching = set() if environment.branch_share else {"branch_share", "branch_turns"}
-    return environment.model_dump(mode="json", exclude=machinery | branching)
+    # A run that does not branch, or has no grammar, has the hash of one that knows nothing of it.
+    unused = set() if environment.branch_share else {"branch_share", "branch_turns"}
+    if not environment.grammar:
+        unused.add("grammar")
+    return environment.model_dump(mode="json", exclude=machinery | unused)

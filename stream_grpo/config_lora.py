@@ -5,13 +5,20 @@ Part of the tree of `config`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 NOT_TARGETS = ("lm_head", "embed_tokens")
 """The head may be one tensor with the embedding, which is no linear layer."""
+
+
+def layer_of(tensor: str, shape: Sequence[int]) -> str | None:
+    """The last name of the linear layer that a tensor is the weight of; None where it can get no adapter."""
+    layer = tensor.removesuffix(".weight").rpartition(".")[2]
+    is_target = tensor.endswith(".weight") and len(shape) == 2 and layer not in NOT_TARGETS
+    return layer if is_target else None
 
 
 class Lora(BaseModel):

@@ -16,7 +16,13 @@ from rich.text import Text
 from stream_grpo.pace.panel import clock, panel
 from stream_grpo.pace.watch import PaceWatch
 
-_STYLES: Mapping[str, str] = {"title": "bold", "heading": "bold cyan", "fact": "dim", "context": "yellow"}
+_STYLES: Mapping[str, str] = {
+    "title": "bold",
+    "heading": "bold cyan",
+    "fact": "dim",
+    "context": "yellow",
+    "trunk": "yellow",
+}
 
 
 _COMMANDS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]")
@@ -150,10 +156,10 @@ class Console:
         self._rich.print(table, soft_wrap=False)
 
     def block(self, style: str, text: str) -> None:
-        """A piece of a longer text: a `title`, a `heading`, a `fact`, some `text`, `context` or `tokens`."""
+        """A piece of a longer text: a `title`, a `heading`, a `fact`, some `text`, `trunk`, `context` or `tokens`."""
         if style == "heading":
             self.say("")
-        prefix = {"heading": "-- ", "context": "[context] "}.get(style, "")
+        prefix = {"heading": "-- ", "context": "[context] ", "trunk": "[trunk, not trained] "}.get(style, "")
         self._rich.print(Text(visible(prefix + text)), style=_STYLES.get(style))
 
     def summary(self, summary: Mapping[str, Any]) -> None:

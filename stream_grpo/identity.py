@@ -107,7 +107,7 @@ WHERE_USED: Mapping[str, Mapping[str, Any]] = {
     },
     "curator": {"start_from": None},
     "learner": {"lora": Lora().model_dump(mode="json")},
-    "environment": {"branch_share": 0.0, "branch_turns": None},
+    "environment": {"branch_share": 0.0, "branch_turns": None, "grammar": False},
 }
 """Choices that are in the record only where they are in use, with what they are where they are not: so the record of
 a run that knows nothing of them is that of one that does not use them."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_grpo.config import Config
-from stream_grpo.config_lora import Lora
+from stream_grpo.config_lora import Lora, layer_of
 from stream_grpo.errors import ConfigError
 from stream_grpo.files import read_object
 
@@ -125,7 +125,7 @@ def _weight_complaints(folder: Path) -> Iterator[str]:
     headers: dict[str, set[str]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
-            headers[path.name] = tensor_names(path)
+            headers[path.name] = set(tensor_shapes(path))
         except (ValueError, OSError) as error:
             yield f"{error}; copy or download the file again"
     if not any(folder.glob("*.safetensors")):
@@ -147,19 +147,19 @@ def _weight_complaints(folder: Path) -> Iterator[str]:
 
 def _target_complaints(folder: Path, lora: Lora) -> Iterator[str]:
     try:
-        names = {name for path in folder.glob("*.safetensors") for name in tensor_names(path)}
+        found = [layer_of(*tensor) for path in folder.glob("*.safetensors") for tensor in tensor_shapes(path).items()]
     except (ValueError, OSError):
         return  # which is said already
-    layers = {name.removesuffix(".weight").rpartition(".")[2] for name in names if name.endswith(".weight")}
+    layers = {layer for layer in found if layer is not None}
     for target in lora.target_modules:
         if target not in layers:
             yield (
-                f"learner.lora.target_modules: no layer {target!r} in its tensors; has {', '.join(sorted(layers))}; "
-                f"name linear layers among these, or none for all"
+                f"learner.lora.target_modules: no linear layer {target!r} in its tensors; has "
+                f"{', '.join(sorted(layers)) or 'none at all'}; name some of these, or none for all"
             )
 
 
-def tensor_names(path: Path) -> set[str]:
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """The tensors of a safetensors file, by its header alone: 8 bytes of length, JSON, then all data without a gap.
 
     Raises ValueError naming the file where its size is not what the header says.
@@ -175,11 +175,12 @@ def tensor_names(path: Path) -> set[str]:
         plain: dict[str, Any] = json.loads(header)
         plain.pop("__metadata__", None)
         end = 8 + length + max(int(entry["data_offsets"][1]) for entry in plain.values())
+        shapes = {name: tuple(map(int, entry["shape"])) for name, entry in plain.items()}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"{path}: no readable safetensors header, or one without tensors") from error
     if size != end:
         raise ValueError(f"{path}: {size} bytes, its header says {end}")
-    return set(plain)
+    return shapes
 
 
 def _tokenizer_complaints(folder: Path, num_tokens: int | None) -> Iterator[str]:

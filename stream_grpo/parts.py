@@ -238,14 +238,24 @@ def grammar(config: Config) -> str | None:
 
 def learner_grammar(config: Config) -> Grammar | None:
     """The same as masks over the model's tokens. Raises ConfigError where tokens or tokenizer cannot write a call."""
-    if (tag := grammar(config)) is None:
+    settings = config.environment
+    if settings.name is None or (tag := grammar(config)) is None:
         return None
+    from stream_grpo.environments.calls import CallFormat
+    from stream_grpo.environments.loading import call_format_of
     from stream_grpo.learner.grammar import Grammar
     from stream_grpo.sampler.prompts import end_token_ids, load_tokenizer
 
     tokenizer = load_tokenizer(config.model.path)
     num_tokens = vocab_size(model_config(config.model.path))
-    return Grammar(tag, tokenizer, vocab_size=num_tokens, end_token_ids=end_token_ids(config.model.path, tokenizer))
+    form = call_format_of(settings.name, settings.options, [str(config.rewards.function_dir)])
+    return Grammar(
+        tag,
+        tokenizer,
+        vocab_size=num_tokens,
+        end_token_ids=end_token_ids(config.model.path, tokenizer),
+        calls=form.shortest_calls() if isinstance(form, CallFormat) else (),
+    )
 
 
 def expected_verifiers(config: Config, sampler_id: str) -> set[str]:
@@ -376,7 +386,11 @@ def weights_subscriber(config: Config, sampler_id: str) -> Subscriber | NcclSubs
         return Subscriber(directory, Base(config.model.path, config.model.dtype))
     from stream_grpo.weights.nccl_subscriber import NcclSubscriber
 
-    return NcclSubscriber(directory, lambda address: connect(config, address, name=sampler_id, peer="learner"))
+    return NcclSubscriber(
+        directory,
+        lambda address: connect(config, address, name=sampler_id, peer="learner"),
+        wait_s=config.stream.stall_timeout_s,
+    )
 
 
 def build_learner(config: Config, buffer: str, rendezvous: Path | str | None = None, bind: str = LOOPBACK) -> Part:

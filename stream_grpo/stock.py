@@ -8,8 +8,8 @@
     restore bolt 37:   as many bolts as entry 37 of the ledger says, which has to be read too
 
 The table `ledger` is protected. The goal of a request is the whole table `stock` as it must be at the end. A request's
-database and the side of the held-out split on which it stands follow from its prompt alone, the same for every seed, so
-that the pool, the training data of the small model and the held-out set never share one.
+database and the side of the held-out split on which it stands follow from its prompt alone, the same for every seed: no
+held-out prompt is in the pool or in the training data of the small model. These two share the other side.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ class TrainingRun:
         return {"guards": judged, "guard_alarms": dropped}
 
     def _heldout(self, before: Sequence[ProblemScore], after: Sequence[ProblemScore]) -> dict[str, Any]:
-        if not before:
+        if not (before and after):  # without the one, as where a resume leaves it out, the other says nothing
             names = ("before", "after", "rise", "pass_at_k", "by_length")
             return {f"heldout_{name}": None for name in names}
         chosen = set(self._config.evaluation.domains) or {score.domain for score in before}

@@ -13,8 +13,9 @@ from typer.testing import CliRunner, Result
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.cli import app
-from stream_grpo.config_file import parse
+from stream_grpo.config_file import parse, to_toml
 from stream_grpo.identity import entry
+from stream_grpo.make_model import new_model, new_tokenizer
 
 
 def call(*arguments: str | Path) -> Result:
@@ -113,3 +114,25 @@ def test_the_commands_that_only_show_load_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_dry_run_refuses_a_grammar_that_the_model_cannot_write(tmp_path: Path) -> None:
+    new_model().save_pretrained(tmp_path / "model")
+    new_tokenizer().save_pretrained(tmp_path / "model")
+    file = tmp_path / "run.toml"
+
+    def dry_run(**options: str) -> Result:
+        environment = {"name": "calculator", "max_steps": 1, "max_observation_tokens": 8, "grammar": True}
+        tree = {
+            "model": {"path": str(tmp_path / "model"), "max_length_tokens": 128},
+            "sampler": {"max_new_tokens": 32},
+            "environment": environment | {"options": options},
+        }
+        file.write_text(to_toml(parse(tree, "test")))
+        return call("train", file, "--dry-run")
+
+    # Its tokens are the characters of sums: no brace, no letter.
+    refused = dry_run()
+    assert refused.exit_code == 2
+    assert "<tool_call>" in refused.output
+    assert dry_run(open="=", close="+", body="plain").exit_code == 0

@@ -39,7 +39,16 @@ def test_a_prompt_leaves_room_for_all_actions_and_observations() -> None:
         ({"name": "rm -rf"}, {}, r"environment\.name"),
         ({"name": "calculator", "max_steps": 8}, {}, r"max_steps x environment\.max_observation_tokens = 512"),
         ({"name": "calculator", "max_steps": 2}, {"weights": {"on_update": "finish"}}, "on_update = finish with"),
-        ({"name": "calculator", "max_steps": 2, "branch_turns": 3}, {}, r"branch_turns = 3: .* max_steps = 2 turns"),
+        (
+            {"name": "calculator", "max_steps": 2, "branch_turns": 3, "branch_share": 0.5},
+            {},
+            r"branch_turns = 3: .* max_steps = 2 turns",
+        ),
+        (
+            {"name": "calculator", "max_steps": 2, "branch_turns": 2},
+            {},
+            r"branch_turns = 2: with branch_share = 0 nothing reads it",
+        ),
         ({"name": "calculator", "max_steps": 1, "branch_share": 0.5}, {}, r"branch_share = 0\.5 with max_steps = 1"),
         ({"branch_share": 0.5}, {}, r"branch_share: without environment\.name"),
         (
@@ -67,6 +76,24 @@ def test_only_what_decides_the_meaning_of_a_trajectory_is_in_its_hash() -> None:
     assert as_rules(one.environment) == as_rules(fast.environment) != as_rules(other.environment)
     branching = config({"name": "calculator", "max_steps": 2, "branch_share": 0.5})
     assert as_rules(branching.environment) == as_rules(one.environment) | {"branch_share": 0.5, "branch_turns": None}
+    constrained = config({"name": "calculator", "max_steps": 2, "grammar": True})
+    assert as_rules(constrained.environment) == as_rules(one.environment) | {"grammar": True}
+
+
+def test_a_plain_environment_has_the_hash_that_it_always_had() -> None:
+    # A name too many here would make every run of before another one: its buffered groups would be invalid.
+    assert as_rules(Environment(name="calculator")).keys() == {
+        "name",
+        "options",
+        "max_steps",
+        "max_turn_tokens",
+        "max_observation_tokens",
+        "max_observation_bytes",
+        "observation_prefix",
+        "observation_suffix",
+        "observation_role",
+        "replicas",
+    }
 
 
 def test_the_page_on_environments_has_every_setting_and_its_examples_load() -> None:

@@ -173,6 +173,13 @@ def test_branching_is_in_the_record_where_groups_branch() -> None:
     assert not {"branch_share", "branch_turns"} & plain["environment"].keys()
 
 
+def test_a_grammar_is_in_the_record_where_there_is_one() -> None:
+    acting = {"name": "calculator", "max_steps": 2}
+    free, constrained = (record(config(environment=acting | more)) for more in ({}, {"grammar": True}))
+    assert "grammar" not in free["environment"]
+    assert names(free, constrained) == ["environment.grammar"]
+
+
 def test_the_hash_is_that_of_canonical_json() -> None:
     # Keys sorted, no spaces: {"a":{"c":[1,2],"d":null},"b":0.5}
     expected = hashlib.sha256(b'{"a":{"c":[1,2],"d":null},"b":0.5}').hexdigest()

@@ -13,7 +13,7 @@ import pytest
 
 from stream_grpo.config import Config, Learner
 from stream_grpo.config_file import parse
-from stream_grpo.model_folder import INDEX, length_limit, tensor_names, unusable
+from stream_grpo.model_folder import INDEX, length_limit, tensor_shapes, unusable
 
 SOUND = {
     "model_type": "llama",
@@ -23,9 +23,11 @@ SOUND = {
 }
 
 
-def write_tensors(path: Path, *names: str, size: int | None = None) -> None:
+def write_tensors(path: Path, *names: str, size: int | None = None, shape: tuple[int, ...] = (1,)) -> None:
     """A safetensors file of one float32 for every name; `size` cuts it."""
-    entries = {name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, name in enumerate(names)}
+    entries = {
+        name: {"dtype": "F32", "shape": shape, "data_offsets": [4 * i, 4 * i + 4]} for i, name in enumerate(names)
+    }
     header = json.dumps({"__metadata__": {"format": "pt"}} | entries).encode()
     path.write_bytes((struct.pack("<Q", len(header)) + header + bytes(4 * len(names)))[:size])
 
@@ -49,7 +51,7 @@ def configuration(folder: Path, max_length_tokens: int = 128) -> Config:
 
 def test_a_sound_folder_is_taken(folder: Path) -> None:
     assert unusable(configuration(folder)) == []
-    assert tensor_names(folder / "model.safetensors") == {"w", "v"}
+    assert tensor_shapes(folder / "model.safetensors") == {"w": (1,), "v": (1,)}
 
 
 def test_a_unigram_vocabulary_and_a_multimodal_configuration_are_read(folder: Path) -> None:
@@ -130,15 +132,20 @@ def test_each_damage_is_one_sentence(folder: Path, damage: str) -> None:
 
 
 def test_layers_that_are_to_get_an_adapter_must_be_there(folder: Path) -> None:
-    write_tensors(folder / "model.safetensors", "model.layers.0.q_proj.weight", "model.layers.0.k_proj.weight")
+    names = [f"model.layers.0.{layer}.weight" for layer in ("q_proj", "k_proj")]
+    write_tensors(folder / "model.safetensors", *names, "model.embed_tokens.weight", shape=(1, 1))
+    # A vector and a tensor of three dimensions are of no linear layer.
+    write_tensors(folder / "norms.safetensors", "model.layers.0.input_norm.weight")
+    write_tensors(folder / "experts.safetensors", "model.layers.0.gate_up_proj.weight", shape=(1, 1, 1))
 
     def found(*targets: str) -> list[str]:
         lora = {"rank": 8, "target_modules": targets}
         return unusable(configuration(folder).model_copy(update={"learner": Learner.model_validate({"lora": lora})}))
 
     assert found("q_proj", "k_proj") == found() == []
-    (complaint,) = found("q_proj", "query")
-    assert "target_modules: no layer 'query' in its tensors; has k_proj, q_proj; name" in complaint
+    for wrong in ("query", "input_norm", "gate_up_proj"):
+        (complaint,) = found("q_proj", wrong)
+        assert f"target_modules: no linear layer {wrong!r} in its tensors; has k_proj, q_proj; name" in complaint
 
 
 def test_no_folder_and_a_file_are_told_apart(folder: Path) -> None:

@@ -57,9 +57,6 @@ def test_ranks_go_over_nodes_where_asked_and_the_first_stays_with_the_command() 
     assert place_of(spread, "learner-2") == Place("learner", 2)
     said = "learner: 3 x (1 CPU, 1 GPU) over the cluster, spread, the first on the node of the command, ZeRO 1"
     assert said in sentences(spread)
-    # One rank is no several nodes.
-    alone = config(cluster={"address": "10.0.0.1:6379", "learner": "pack"})
-    assert groups(alone, HOME)["learner"].strategy == "STRICT_PACK"
 
 
 def test_with_colocation_the_first_sampler_is_in_the_bundle_of_the_learner() -> None:
@@ -98,9 +95,16 @@ def test_the_sampler_that_evaluates_is_where_the_folder_of_the_run_is() -> None:
             "buffer and curator need the run's folder",
         ),
         ({"cluster": {"address": "a:1", "node_root": "scratch"}}, "use an absolute path"),
-        ({"cluster": {"learner": "spread"}}, "without cluster.address: a local Ray has one node"),
+        ({"cluster": {"address": "a:1", "learner": "pack"}}, "with learner.num_ranks = 1: the first rank stays"),
         (
-            {"cluster": {"address": "a:1", "node_root": "/scratch", "learner": "pack"}},
+            {"cluster": {"learner": "spread"}, "learner": {"num_ranks": 2}},
+            "without cluster.address: a local Ray has one node",
+        ),
+        (
+            {
+                "cluster": {"address": "a:1", "node_root": "/scratch", "learner": "pack"},
+                "learner": {"num_ranks": 2},
+            },
             "every rank writes its part of a checkpoint into the run's folder",
         ),
         ({"cluster": {"colocate": True}}, "the two are shares of one GPU"),

@@ -459,10 +459,16 @@ def test_a_grammar_that_the_model_cannot_write_is_refused(tmp_path: Path, model_
     environment = {"name": "calculator", "max_steps": 1, "max_observation_tokens": 8, "grammar": True}
     config = configuration(tmp_path, model_dir, environment=environment, sampler={"max_new_tokens": 32})
     # Its tokens are the characters of sums: no brace, no letter.
-    with pytest.raises(ConfigError, match="after '<tool_call>' no token of this model can follow in a valid call"):
+    with pytest.raises(ConfigError, match="the mark '<tool_call>' of a call is read back as ''"):
         prepare(config, resume=False, say=lambda line: None)
     assert not config.run_dir.exists()
+    refused = config
     plain = {**environment, "options": {"open": "=", "close": "+", "body": "plain"}}
     config = configuration(tmp_path, model_dir, environment=plain, sampler={"max_new_tokens": 32})
     prepare(config, resume=False, say=lambda line: None)
     assert config.run_dir.exists()
+    # A start that is refused leaves no trace in the run.
+    before = {name: (config.run_dir / name).read_bytes() for name in ("manifest.json", "config.toml")}
+    with pytest.raises(ConfigError, match="the mark '<tool_call>'"):
+        prepare(refused, resume=True, say=lambda line: None)
+    assert {name: (config.run_dir / name).read_bytes() for name in before} == before

@@ -212,3 +212,11 @@ def test_a_guard_that_dropped_reaches_every_sink_and_its_tokens_are_counted(
     # Before and after, 200 tokens of what is held out and 200 of the guard.
     assert summary["evaluation_tokens"] == 800
     assert summary["heldout_before"]["headline"]["num_problems"] == 40
+
+
+def test_scores_before_training_alone_say_nothing_of_a_rise(tmp_path: Path) -> None:
+    # As where a resumed run is told `evaluation.num_problems = 0`.
+    run = TrainingRun(unplaced(tmp_path), Console(), resume=False)
+    before = [ProblemScore(problem_id="a", domain="math", num_scored=8, num_passed=4, num_tokens=5)]
+    assert set(run._heldout(before, []).values()) == {None}
+    assert run._heldout(before, before)["heldout_rise"]["mean"] == 0.0

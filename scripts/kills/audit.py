@@ -32,7 +32,7 @@ IN_FLIGHT = ("ticketed", "partial", "rescored")
 STATES = (*IN_FLIGHT, "accepted", "leased", "restored", *ENDS)
 USES = ("reused", "undone")
 """Of a group that was trained: a step trained on it once more, a restore took that back."""
-NEVER_VALID = ("abort", "error", "partial")
+NEVER_VALID = ("abort", "error", "partial", "model_timeout", "env_error")
 """Ends of rollouts that are never trained on, whatever their reward."""
 
 
@@ -40,7 +40,9 @@ class Rollout(NamedTuple):
     """What a record says of one of its rollouts."""
 
     num_tokens: int
-    """Sampled tokens: those of the loss mask."""
+    """Sampled tokens: those of the loss mask, and the trunk of a branching group in the rollout that sampled it."""
+    num_targets: int
+    """Of these the ones that may be trained: those of the loss mask."""
     versions: frozenset[Version]
     """That sampled them."""
     is_valid: bool
@@ -164,9 +166,10 @@ def _record(segment: bytes, data: bytes) -> Record:
 
 
 def _rollout(mask: list[bool], branches: list[int], steps: list[int], reward: float | None, end_reason: str) -> Rollout:
-    sampled = [(branch, step) for kept, branch, step in zip(mask, branches, steps, strict=True) if kept]
-    is_valid = reward is not None and end_reason not in NEVER_VALID and bool(sampled)
-    return Rollout(len(sampled), frozenset(sampled), is_valid)
+    sampled = [(branch, step) for kept, branch, step in zip(mask, branches, steps, strict=True) if kept or step >= 0]
+    num_targets = sum(mask)
+    is_valid = reward is not None and end_reason not in NEVER_VALID and num_targets > 0
+    return Rollout(len(sampled), num_targets, frozenset(sampled), is_valid)
 
 
 def read_rules(path: Path) -> Rules:
@@ -384,7 +387,7 @@ def _num_young(record: Record, start: Version, forks: Mapping[int, Version], rul
         return -1
     valid = (rollout for rollout in record.rollouts if rollout.is_valid)
     return sum(
-        rollout.num_tokens
+        rollout.num_targets
         for rollout in valid
         if max(age(version, start, forks) for version in rollout.versions) <= rules.max_policy_age
     )

@@ -63,7 +63,7 @@ def group_page(run_dir: Path, group_id: str, decode: Decode | None) -> dict[str,
 
 def rollout_page(rollout: Rollout, decode: Decode, age_of: Callable[[PolicyVersion], int | None]) -> dict[str, Any]:
     """One completion: its reward with evidence, and its text in stretches of one version."""
-    reward, sampled = rollout.reward, rollout.behavior_logprobs[rollout.loss_mask]
+    reward, sampled = rollout.reward, rollout.behavior_logprobs[rollout.is_sampled]
     return {
         "decision": reward.decision.value,
         "reward": reward.reward,
@@ -78,14 +78,17 @@ def rollout_page(rollout: Rollout, decode: Decode, age_of: Callable[[PolicyVersi
 
 
 def _spans(rollout: Rollout, decode: Decode, age_of: Callable[[PolicyVersion], int | None]) -> Iterator[dict[str, Any]]:
-    """The response in stretches: of tokens that one version sampled on one kind of cache, or of context."""
-    ids = rollout.token_ids.tolist()
+    """The response in stretches: of tokens that one version sampled on one kind of cache, or of context.
+
+    The trunk of a branching group is sampled and not trained.
+    """
+    ids, sampled = rollout.token_ids.tolist(), rollout.is_sampled
     before = 0
     for start, end in pairwise(_edges(rollout)):
         # What these tokens add to the text of those before: alone, a first one may lose its space.
         text = decode(ids[before:end])[len(decode(ids[before:start])) :]
         before = start
-        is_sampled = bool(rollout.loss_mask[start])
+        is_sampled = bool(sampled[start])
         version = PolicyVersion(int(rollout.version_branch[start]), int(rollout.version_step[start]))
         mixed_from = rollout.mixed_context_from
         yield {
@@ -93,6 +96,7 @@ def _spans(rollout: Rollout, decode: Decode, age_of: Callable[[PolicyVersion], i
             "num_tokens": end - start,
             "version": str(version) if is_sampled else None,
             "age": age_of(version) if is_sampled else None,
+            "is_trained": bool(rollout.loss_mask[start]),
             "mixed": is_sampled and mixed_from is not None and start >= mixed_from,
         }
 

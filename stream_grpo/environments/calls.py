@@ -54,6 +54,13 @@ class CallFormat:
         tags = {"type": "triggered_tags", "triggers": [self.open], "tags": [tag], "stop_after_first": True}
         return {"type": "structural_tag", "format": tags}
 
+    def shortest_calls(self) -> list[str]:
+        """An action with nothing but a valid call, for each tool: as short as one can be, its argument empty."""
+        if self.body == "plain":
+            return [f"{self.open}{self.close}"]
+        bodies = ({"name": tool, "arguments": {argument: ""}} for tool, argument in self.tools.items())
+        return [f"{self.open}{json.dumps(body, separators=(',', ':'))}{self.close}" for body in bodies]
+
     def __post_init__(self) -> None:
         if not self.open or not self.close:
             raise ValueError("open and close are the marks of a call: neither can be empty")

@@ -52,10 +52,26 @@ def load(name: str, options: Mapping[str, Any]) -> Factory:
 def grammar_of(name: str, options: Mapping[str, Any], paths: Sequence[str] = ()) -> str:
     """What an action of an environment may look like, as JSON of a structural tag (xgrammar's `StructuralTag`).
 
-    An environment offers it by `call_format`, called with the options: a `CallFormat`, or a structural tag. A user's
-    module is imported for it, looked for at `paths` after everything else. Raises ConfigError where there is none.
+    Raises ConfigError as `call_format_of`.
     """
-    offers = None if name.startswith(VERIFIERS) else getattr(_named(name, paths), "call_format", None)
+    form = call_format_of(name, options, paths)
+    return json.dumps(form.structural_tag() if isinstance(form, CallFormat) else form)
+
+
+def call_format_of(name: str, options: Mapping[str, Any], paths: Sequence[str] = ()) -> CallFormat | dict[str, Any]:
+    """How a call of an environment is written: a `CallFormat`, or a structural tag for any other form.
+
+    An environment offers it by `call_format`, called with the options. A user's module is imported for it, looked for
+    at `paths` after everything else. Raises ConfigError where there is none, or where the user's code fails.
+    """
+    try:
+        offers = None if name.startswith(VERIFIERS) else getattr(_named(name, paths), "call_format", None)
+    except ConfigError:
+        raise
+    except Exception as error:  # a module may be anyone's code
+        raise ConfigError(
+            f"environment {name!r}: its module cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     if offers is None:
         raise ConfigError(
             f"environment.grammar = true: environment {name!r} does not say how a call is written, so that there is "
@@ -63,9 +79,14 @@ def grammar_of(name: str, options: Mapping[str, Any], paths: Sequence[str] = ())
         )
     try:
         form = offers(**options)
-        return json.dumps(form.structural_tag() if isinstance(form, CallFormat) else dict(form))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"environment.grammar = true: call_format of environment {name!r}: {error}") from error
+        if isinstance(form, CallFormat):
+            return form
+        plain: dict[str, Any] = json.loads(json.dumps(dict(form)))
+        return plain
+    except Exception as error:  # so may this be
+        raise ConfigError(
+            f"environment.grammar = true: call_format of environment {name!r}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _named(name: str, paths: Sequence[str]) -> Any:
@@ -76,8 +97,7 @@ def _named(name: str, paths: Sequence[str]) -> Any:
         factory = load(name, {})
     finally:
         sys.path[:] = where
-    assert isinstance(factory, partial)
-    return factory.func
+    return factory.func if isinstance(factory, partial) else factory
 
 
 def version_of(name: str, paths: Sequence[str] = ()) -> str:

@@ -35,7 +35,16 @@ from stream_grpo.config import Learner
 from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.adapter_note import check_note, write_note
 from stream_grpo.learner.critic import Critic, ValueNet
-from stream_grpo.learner.forward import PLAIN, Distribution, LanguageModel, Shared, Support, has_windows, logits
+from stream_grpo.learner.forward import (
+    PLAIN,
+    Distribution,
+    Entropy,
+    LanguageModel,
+    Shared,
+    Support,
+    has_windows,
+    logits,
+)
 from stream_grpo.learner.head import can_be_asked, with_fp32_head
 from stream_grpo.learner.layout import STATE, UNIVERSAL, Layout, needs_conversion, write_layout
 from stream_grpo.learner.recompute import recompute_activations
@@ -73,6 +82,8 @@ class LearnerEngine:
         """Load a Hugging Face folder in `dtype` and give it an AdamW. Distribution and grammar are the sampler's."""
         self._model_dir, self._dtype = model_dir, dtype
         self._learner, self._distribution, self._grammar = learner, distribution, grammar
+        self._support_of: tuple[Tensor | None, Support | None] = (None, None)
+        """The actions that were asked about last, and what their tokens were drawn from."""
         torch.manual_seed(seed)
         torch.set_num_threads(learner.num_threads)
         self._owns_process_group = _join_process_group(learner.collective_timeout_s)
@@ -157,10 +168,9 @@ class LearnerEngine:
         turns_BT: Tensor | None = None,
         *,
         wanted_BK: Tensor | None = None,
-        entropy_gradient: bool = False,
+        entropy: Entropy = "none",
     ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy) of the last tokens under the sampler's distribution, [B, num_last] each."""
-        entropy: Literal["gradient", "value"] = "gradient" if entropy_gradient else "value"
         support = self._support(token_ids_BT, num_last, turns_BT)
         asked = (self._distribution, token_ids_BT, num_last, shared, support)
         return self._policy.logprobs(*asked, wanted_BK=wanted_BK, entropy=entropy)
@@ -184,7 +194,11 @@ class LearnerEngine:
         """What the last tokens were drawn from; None: from all tokens."""
         if self._grammar is None or turns_BT is None:
             return None
-        return self._grammar.support(token_ids_BT, turns_BT).of_last(num_last)
+        # Policy and reference are asked about one microbatch after the other.
+        if turns_BT is not self._support_of[0]:
+            self._support_of = turns_BT, self._grammar.support(token_ids_BT, turns_BT)
+        _, support = self._support_of
+        return None if support is None else support.of_last(num_last)
 
     @property
     def is_partitioned(self) -> bool:

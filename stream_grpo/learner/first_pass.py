@@ -20,7 +20,7 @@ from stream_grpo.algo.mask import outward, second_moment_bound
 from stream_grpo.algo.recipe import Recipe, given
 from stream_grpo.algo.step_scale import WeightSums, weight_sums
 from stream_grpo.learner.batching import Microbatch, TrainBatch
-from stream_grpo.learner.forward import Shared, on_device
+from stream_grpo.learner.forward import Entropy, Shared, on_device
 from stream_grpo.learner.ranks import ALONE, Ranks, summed_weights
 from stream_grpo.learner.shared_prompts import shared_prompts
 
@@ -40,13 +40,13 @@ class Model(Protocol):
         turns_BT: Tensor | None = None,
         *,
         wanted_BK: Tensor | None = None,
-        entropy_gradient: bool = False,
+        entropy: Entropy = "none",
     ) -> tuple[Tensor, Tensor]:
         """(logprobs, entropy) of the last tokens under the sampler's distribution, [B, num_last] each.
 
         `shared`: the same sequences as rows of several, where that is how they are computed. `turns_BT`: the action
         that each sampled token is part of, -1 for all others, where a grammar makes that matter. `wanted_BK`: where the
-        result is looked at; elsewhere it may be 0.
+        result is looked at; elsewhere it may be 0. `entropy`: whether it is wanted, else it is 0.
         """
 
     def reference_logprobs(

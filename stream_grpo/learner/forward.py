@@ -133,16 +133,22 @@ class Shared:
 
 
 def on_device(prompts: SharedPrompts, lengths_B: NDArray[np.int64], first: int, device: torch.device) -> Shared:
-    """The rows as tensors, for logits from column `first` on: no later than the end of any prompt."""
-    arrays = (
-        prompts.token_ids_RL,
-        prompts.position_ids_RL,
-        prompts.sees(),
-        prompts.row_B,
-        prompts.before(lengths_B, first) - first,
+    """The rows as tensors, for logits from column `first` on; every sequence is longer than `first`."""
+    at_BJ = prompts.before(lengths_B, first) - first
+    assert (at_BJ >= 0).all(), f"sequences of {lengths_B} tokens, looked at from {first} on"
+
+    def moved(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return Shared(
+        moved(prompts.token_ids_RL),
+        moved(prompts.position_ids_RL),
+        moved(prompts.sees()),
+        moved(prompts.row_B),
+        moved(at_BJ),
+        first,
+        prompts.is_packed,
     )
-    ids_RL, positions_RL, sees_RLL, row_B, at_BJ = (torch.from_numpy(array).to(device) for array in arrays)
-    return Shared(ids_RL, positions_RL, sees_RLL, row_B, at_BJ, first, prompts.is_packed)
 
 
 def has_windows(model_config: Any) -> bool:

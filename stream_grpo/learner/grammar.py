@@ -8,8 +8,8 @@ distribution that was sampled from, and a token that had no alternative has logp
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,19 +20,24 @@ from torch import Tensor
 from stream_grpo.errors import ConfigError
 from stream_grpo.learner.forward import Support
 
-_BITS = 32
-
 
 class Grammar:
     """A structural tag over the tokens of one model; every action begins in its first state."""
 
     def __init__(
-        self, structural_tag: str, tokenizer: Any, *, vocab_size: int | None, end_token_ids: Iterable[int]
+        self,
+        structural_tag: str,
+        tokenizer: Any,
+        *,
+        vocab_size: int | None,
+        end_token_ids: Iterable[int],
+        calls: Sequence[str] = (),
     ) -> None:
-        """`tokenizer`: of transformers; `vocab_size`: the width of the model's logits, None: that of the tokenizer.
+        """`tokenizer`: of transformers; `vocab_size`: the width of the model's logits, None: that of the tokenizer;
+        `calls`: whole actions that the model must be able to write.
 
-        Raises ConfigError for a grammar that is none, a tokenizer that xgrammar does not take, and tokens by which
-        nothing can follow the opening mark of a call.
+        Raises ConfigError for a grammar that is none, a tokenizer that xgrammar does not take, marks of a call that are
+        not in the text of their tokens, and tokens that cannot write one of `calls` or go on after an opening mark.
         """
         try:
             info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
@@ -42,11 +47,36 @@ class Grammar:
                 f"environment.grammar = true: grammar or tokenizer are not what xgrammar takes: {error}; use false, "
                 f"or another environment or model"
             ) from error
-        self._matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=sorted(end_token_ids))
+        self._end_token_ids = sorted(end_token_ids)
+        self._matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._end_token_ids)
         self._vocab_size = int(info.vocab_size)
         self._words_1W: Any = xgrammar.allocate_token_bitmask(1, self._vocab_size)
-        for mark in _opening_marks(json.loads(structural_tag)):
+        tag = json.loads(structural_tag)
+        for mark in [*_marks(tag, "begin"), *_marks(tag, "end")]:
+            _require_text(mark, tokenizer)
+        for mark in _marks(tag, "begin"):
             self._require_a_way_on(mark)
+        for call in calls:
+            self._require_writable(call, tokenizer)
+
+    def _require_writable(self, call: str, tokenizer: Any) -> None:
+        """Every token of a call, and its end after it."""
+        self._matcher.reset()
+        ids = tokenizer.encode(call, add_special_tokens=False)
+        num_accepted = 0
+        while num_accepted < len(ids) and self._accepts(ids[num_accepted]):
+            num_accepted += 1
+        is_whole = num_accepted == len(ids) and any(self._accepts(token_id) for token_id in self._end_token_ids)
+        self._matcher.reset()
+        if not is_whole:
+            written = tokenizer.decode(ids[:num_accepted])
+            raise ConfigError(
+                f"environment.grammar = true: the tokens of this model cannot write the call {call!r}: after "
+                f"{written!r} they have no way on; use false, or a call format that its tokens can write"
+            )
+
+    def _accepts(self, token_id: int) -> bool:
+        return token_id < self._vocab_size and bool(self._matcher.accept_token(token_id))
 
     def _require_a_way_on(self, mark: str) -> None:
         self._matcher.reset()
@@ -92,18 +122,31 @@ class Grammar:
 
 
 def _bits(words_MW: NDArray[np.int32], num: int) -> NDArray[np.bool_]:
-    """Bit i of word w as element 32 w + i."""
-    bits_MWI = (words_MW[:, :, None] >> np.arange(_BITS, dtype=np.int32)) & 1
-    bits: NDArray[np.bool_] = bits_MWI.reshape(len(words_MW), -1)[:, :num].astype(np.bool_)
+    """Bit i of word w as element 32 w + i; words are little-endian, as xgrammar writes them."""
+    bits_MB = np.unpackbits(words_MW.astype("<i4").view(np.uint8), axis=1, count=num, bitorder="little")
+    bits: NDArray[np.bool_] = bits_MB.view(np.bool_)
     return bits
 
 
-def _opening_marks(tag: Any) -> list[str]:
-    """Where a call begins, of the tags with triggers in a structural tag."""
+def _require_text(mark: str, tokenizer: Any) -> None:
+    """A mark that an environment reads as it is written."""
+    read = tokenizer.decode(
+        tokenizer.encode(mark, add_special_tokens=False), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    # A tokenizer may put a space before the first word, or take it away.
+    if read.strip() != mark.strip():
+        raise ConfigError(
+            f"environment.grammar = true: the mark {mark!r} of a call is read back as {read!r}: this tokenizer has no "
+            f"tokens for it, or special ones, which no environment sees; use other marks, or false"
+        )
+
+
+def _marks(tag: Any, side: Literal["begin", "end"]) -> list[str]:
+    """Where a call begins or ends, of the tags with triggers in a structural tag."""
     if isinstance(tag, list):
-        return [mark for part in tag for mark in _opening_marks(part)]
+        return [mark for part in tag for mark in _marks(part, side)]
     if not isinstance(tag, dict):
         return []
     if tag.get("type") == "triggered_tags":
-        return [one["begin"] for one in tag["tags"] if isinstance(one["begin"], str)]
-    return [mark for part in tag.values() for mark in _opening_marks(part)]
+        return [one[side] for one in tag["tags"] if isinstance(one[side], str)]
+    return [mark for part in tag.values() for mark in _marks(part, side)]

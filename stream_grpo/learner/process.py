@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curator.wire import WireError
-from stream_grpo.config import Config
+from stream_grpo.config import Config, Stream
 from stream_grpo.errors import StallError
 from stream_grpo.failpoints import failpoint
 from stream_grpo.learner.batching import Sampled, TrainBatch, make_train_batch, with_shuffled_rewards
@@ -24,7 +24,7 @@ from stream_grpo.learner.layout import Layout
 from stream_grpo.learner.universal import ENGINE, fitting
 from stream_grpo.metrics import MetricsLog
 from stream_grpo.transport.channels import LearnerChannel, Lease
-from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup, policy_age, spent_tokens
+from stream_grpo.types import Forks, PolicyVersion, Rollout, RolloutGroup, policy_age, spent_tokens
 from stream_grpo.weights.manifest import Probe
 from stream_grpo.weights.nccl_sender import NcclPublisher
 from stream_grpo.weights.probe import gap
@@ -196,12 +196,7 @@ class LearnerProcess:
         return Sampled(policy_age(version, self._version, self._branches.forks), self._guard.differs(version))
 
     def _is_trained(self, rollout: Rollout) -> bool:
-        """Whether a rollout of a leased group enters the loss: with `baseline_only`, if no token of it is too old."""
-        stream = self._config.stream
-        if stream.too_old != "baseline_only":
-            return True
-        ages = (policy_age(version, self._version, self._branches.forks) for version in rollout.versions())
-        return max(ages, default=0) <= stream.max_policy_age
+        return enters_loss(rollout, self._config.stream, self._version, self._branches.forks)
 
     def _step_record(
         self, lease: Lease, batch: TrainBatch, values: Mapping[str, float], step_s: float
@@ -299,6 +294,14 @@ class LearnerProcess:
             "publish_s": self._publish_s,
             "checkpoint_s": self._checkpoint_s,
         }
+
+
+def enters_loss(rollout: Rollout, stream: Stream, start: PolicyVersion, forks: Forks) -> bool:
+    """Whether a rollout of a leased group does: with `baseline_only`, if no token is too old at the step's `start`."""
+    if stream.too_old != "baseline_only":
+        return True
+    ages = (policy_age(version, start, forks) for version in rollout.versions())
+    return max(ages, default=0) <= stream.max_policy_age
 
 
 def tokens_by_fate(group: RolloutGroup, is_trained: Callable[[Rollout], bool]) -> dict[str, int]:

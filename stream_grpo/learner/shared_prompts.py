@@ -43,8 +43,9 @@ class SharedPrompts:
     def before(self, lengths_B: NDArray[np.int64], first: int) -> NDArray[np.int64]:
         """[B, K - 1] column of what stands before each token from `first` + 1 on: of what gives it its logits.
 
-        `first`, a place in a sequence, lies before every response, and no column before `first` is in the result; of
-        padding it is the last token of the sequence.
+        Every sequence is longer than `first`, so that no column before `first` is in the result: a token stands in its
+        row at or behind its place in its own sequence. What is before the first target, a prompt or the trunk of a
+        branching group, may end behind `first`. Of padding it is the last token of the sequence.
         """
         token_T = np.arange(first + 1, int(lengths_B.max()))
         token_BT = np.minimum(token_T, lengths_B[:, None])

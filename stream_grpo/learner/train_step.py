@@ -24,6 +24,7 @@ from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Microbatch, Minibatch, TrainBatch
 from stream_grpo.learner.critic_step import CriticStep, ValueModel
 from stream_grpo.learner.first_pass import FirstPass, Model, first_pass, tensors_of
+from stream_grpo.learner.forward import Entropy
 from stream_grpo.learner.kl_rewards import kl_terms, with_kl_in_rewards
 from stream_grpo.learner.ranks import ALONE, Ranks, summed_numbers, summed_statistics
 from stream_grpo.types import RolloutGroup
@@ -203,7 +204,7 @@ class TrainStep:
         num_constant = minibatch.num_groups * self._group_size * self._max_new_tokens
         counts = BatchCounts(minibatch.num_tokens, minibatch.num_sequences, minibatch.num_problems, num_constant)
         divisor = denominator(self._recipe.aggregation, counts)
-        loss_sum, entropy_sum = 0.0, 0.0
+        loss_sum, entropy_sum, num_impossible = 0.0, 0.0, 0
         parts: list[Statistics] = []
         for microbatch in minibatch.microbatches:
             inputs, entropy_BK = self._inputs(microbatch, facts)
@@ -217,21 +218,26 @@ class TrainStep:
             loss_sum += loss.item()
             parts.append(statistics)
             entropy_sum += float(torch.where(inputs.mask_BT, entropy_BK.detach(), 0.0).sum())
+            num_impossible += int((inputs.mask_BT & (inputs.policy_logprobs_BT == -math.inf)).sum())
             self._model.backward(loss)
-        loss_sum, entropy_sum = summed_numbers(self._ranks, loss_sum, entropy_sum)
         # Of the whole minibatch, so that all ranks stop where one of them finds it.
+        loss_sum, entropy_sum, impossible = summed_numbers(self._ranks, loss_sum, entropy_sum, num_impossible)
         if not math.isfinite(loss_sum):
-            raise FloatingPointError(f"loss {loss_sum} in learner step {self.step + 1}; restart from a checkpoint")
+            cause = (
+                f"the learner gives {impossible:g} of {minibatch.num_tokens} trained tokens no probability at all: "
+                "sampler and learner differ in their grammar (environment.grammar), or in top_p, top_k or min_p"
+                if impossible
+                else "restart from a checkpoint"
+            )
+            raise FloatingPointError(f"loss {loss_sum} in learner step {self.step + 1}; {cause}")
         whole = summed_statistics(self._ranks, sum(parts[1:], parts[0]))
         return loss_sum, entropy_sum / minibatch.num_tokens, whole
 
     def _inputs(self, microbatch: Microbatch, facts: FirstPass) -> tuple[LossInputs, Tensor]:
         """A microbatch as the maths sees it, with a fresh forward pass, and the entropy."""
         recipe, tensors = self._recipe, tensors_of(microbatch, self._model.device)
-        has_entropy = recipe.entropy_weight > 0
-        logprobs_BK, entropy_BK = self._model.logprobs(
-            *tensors.sampled, wanted_BK=tensors.mask_BK, entropy_gradient=has_entropy
-        )
+        entropy: Entropy = "gradient" if recipe.entropy_weight > 0 else "value"
+        logprobs_BK, entropy_BK = self._model.logprobs(*tensors.sampled, wanted_BK=tensors.mask_BK, entropy=entropy)
         advantage_BK = tensors.advantage_BK.to(logprobs_BK.dtype)
         if (term_BK := facts.advantage_terms.get(id(microbatch))) is not None:
             advantage_BK = advantage_BK + term_BK

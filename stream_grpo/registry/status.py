@@ -46,7 +46,7 @@ _ENVIRONMENT = """
     env_error_share | share | of trajectories whose environment failed
     steps_mean | steps | of a trajectory
     calls_mean | calls | of tools, of a trajectory
-    tokens_per_success | tokens | sampled, mean over successes
+    tokens_per_success | tokens | of all actions, a trunk's included, whoever sampled them; mean over successes
     calls_per_success | calls | of tools, mean over successes
     recovery_share | share | of trajectories with a failed call that ended in success
     branching_share | share | of groups that branched

@@ -35,7 +35,7 @@ GROUPS = figures(
     reward_p90 | reward | 90th percentile
     pass_share | share | of rollouts that passed or failed, those that passed
     reward_components/* | reward | mean of a component of the reward, over the rollouts that have it
-    response_tokens_mean | tokens | mean length of a response
+    response_tokens_mean | tokens | sampled for a response, trained or not, mean
     response_tokens_p10 | tokens | 10th percentile of lengths
     response_tokens_p50 | tokens | median length
     response_tokens_p90 | tokens | 90th percentile of lengths

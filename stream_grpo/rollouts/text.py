@@ -115,8 +115,8 @@ def group_text(line: GroupLine, data: bytes, decode: Decode, *, with_tokens: boo
     yield "text", decode(first.token_ids[: first.num_prompt_tokens].tolist())
     for number, rollout in enumerate(group.rollouts):
         yield "heading", _heading(number, rollout)
-        for is_sampled, start, end in _parts(rollout):
-            yield "text" if is_sampled else "context", decode(rollout.token_ids[start:end].tolist())
+        for style, start, end in _parts(rollout):
+            yield style, decode(rollout.token_ids[start:end].tolist())
         yield "fact", _logprobs(rollout, decode)
         if rollout.reward.evidence:
             yield "fact", f"{rollout.reward.verifier} {rollout.reward.verifier_version}: {rollout.reward.evidence}"
@@ -146,19 +146,21 @@ def spans(versions: frozenset[PolicyVersion] | set[PolicyVersion]) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
-def _parts(rollout: Rollout) -> Iterator[tuple[bool, int, int]]:
-    """The stretches of a response that the policy sampled, and those that are context in between."""
+def _parts(rollout: Rollout) -> Iterator[tuple[str, int, int]]:
+    """The stretches of a response with their styles: `text` that is trained, `trunk` that was sampled for the group and
+    is not, and `context` in between."""
     start = rollout.num_prompt_tokens
-    mask = rollout.loss_mask[start:]
-    edges = (np.flatnonzero(mask[1:] != mask[:-1]) + 1 + start).tolist()
+    is_trained, is_sampled = rollout.loss_mask, rollout.is_sampled
+    kind = is_trained.astype(np.int8) + is_sampled
+    edges = (np.flatnonzero(kind[start + 1 :] != kind[start:-1]) + 1 + start).tolist()
     bounds = [start, *edges, len(rollout.token_ids)]
     for begin, end in pairwise(bounds):
         if begin < end:
-            yield bool(rollout.loss_mask[begin]), begin, end
+            yield "text" if is_trained[begin] else "trunk" if is_sampled[begin] else "context", begin, end
 
 
 def _logprobs(rollout: Rollout, decode: Decode) -> str:
-    sampled = np.flatnonzero(rollout.loss_mask)
+    sampled = np.flatnonzero(rollout.is_sampled)
     if not len(sampled):
         return "no sampled token"
     logprobs = rollout.behavior_logprobs[sampled]
@@ -171,11 +173,13 @@ def _logprobs(rollout: Rollout, decode: Decode) -> str:
 
 
 def _token_rows(rollout: Rollout, decode: Decode) -> Iterator[str]:
+    is_sampled = rollout.is_sampled
     for at in range(rollout.num_prompt_tokens, len(rollout.token_ids)):
         token_id = int(rollout.token_ids[at])
         version = PolicyVersion(int(rollout.version_branch[at]), int(rollout.version_step[at]))
-        if rollout.loss_mask[at]:
+        if is_sampled[at]:
             known = f"{rollout.behavior_logprobs[at]:9.4f}  {version!s:>8}"
         else:
             known = f"{'context':>9}  {'':>8}"
-        yield f"{at - rollout.num_prompt_tokens:>5}  {token_id:>7}  {known}  {decode([token_id])!r}"
+        note = "" if rollout.loss_mask[at] or not is_sampled[at] else "  trunk, not trained"
+        yield f"{at - rollout.num_prompt_tokens:>5}  {token_id:>7}  {known}  {decode([token_id])!r}{note}"

@@ -102,13 +102,16 @@ class Branches:
         self.num_held += 1
         return "waits"
 
-    def leave(self, underway: Underway) -> None:
-        """A trajectory is over."""
+    def leave(self, underway: Underway, *, is_aborted: bool) -> None:
+        """A trajectory is over. `is_aborted`: it may be added again, and then plays its group's trunk anew; a leader
+        that ends in any other way leaves a plain group, whoever is added later."""
         if (group := self._groups.get(underway.group)) is None:
             return
         group.num_members -= 1
         if group.leader is underway:
             group.leader = group.before = None
+            if not is_aborted:
+                self._fail(group)
         elif group.held.pop(underway.request.request_id, None) is not None:
             self.num_held -= 1
 
@@ -119,11 +122,16 @@ class Branches:
         for name, group in list(self._groups.items()):
             if not group.num_members:
                 del self._groups[name]
-            elif group.leader is None and group.trunk is None and not group.is_plain:
-                group.is_plain = True
-                self._num_failed += 1
+                continue
+            if group.leader is None and group.trunk is None and not group.is_plain:
+                self._fail(group)
+            if group.is_plain:
                 begin += self._freed(group)
         return begin
+
+    def _fail(self, group: _Branching) -> None:
+        group.is_plain = True
+        self._num_failed += 1
 
     # -- the trunk ----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,9 @@ def config_hash(config: Config, tokenizer_fingerprint: str, rewards_version: str
     if (name := config.environment.name) is not None:
         version = version_of(name, [str(config.rewards.function_dir)])
         sampling["environment"] = as_rules(config.environment) | {"version": version}
+        if config.environment.grammar:
+            # It decides which tokens a grammar leaves to a draw.
+            sampling["environment"]["xgrammar"] = metadata.version("xgrammar")
     return f"{_short_hash(sampling)}-{_short_hash({'rewards': rewards_version})}"
 
 

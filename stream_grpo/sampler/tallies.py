@@ -30,7 +30,7 @@ class Tallies:
         """Count a finished group; one that was refused or was never sampled has no trajectory."""
         rollouts = [rollout for rollout in group.rollouts if rollout.end_reason is not EndReason.ERROR]
         for rollout in rollouts:
-            self._add(rollout)
+            self._add(rollout, group.num_trunk_tokens)
         ends = {rollout.end_reason for rollout in rollouts if rollout.valid}
         if ends:
             self._num_groups += 1
@@ -49,7 +49,7 @@ class Tallies:
             self._num_branching += 1
             self._sum_of_turns += turns[0] + 2  # that after the trunk's last, from 1
 
-    def _add(self, rollout: Rollout) -> None:
+    def _add(self, rollout: Rollout, num_trunk_tokens: int) -> None:
         self._ends[rollout.end_reason.value] += 1
         components = rollout.reward.components
         num_calls = sum(int(n) for name, n in components.items() if name.startswith(f"{PREFIX}calls."))
@@ -58,7 +58,8 @@ class Tallies:
         self._num_calls += num_calls
         self._num_with_errors += has_errors
         if rollout.end_reason is EndReason.SUCCESS:
-            self._tokens_of_successes += rollout.num_sampled_tokens
+            # The whole history, as calls and costs are: a trunk is part of every trajectory that goes on from it.
+            self._tokens_of_successes += num_trunk_tokens + rollout.num_target_tokens
             self._calls_of_successes += num_calls
             self._num_recovered += has_errors
 

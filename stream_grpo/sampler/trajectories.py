@@ -158,17 +158,17 @@ class TrajectoryEngine:
         names = dict.fromkeys(request_ids)
         held = [generation for generation in self._finished if generation.request_id in names]
         self._finished = [generation for generation in self._finished if generation.request_id not in names]
-        waiting = self._waiting_ids(names)
+        waiting = dict.fromkeys(self._waiting_ids(names))
         for name in waiting:
             late = self._underway[name]
             end_reason, evidence = self._why_late(late)
-            held.append(self._closed(late, late.generation(end_reason, evidence=evidence)))
+            held.append(self._closed(late, late.generation(end_reason, evidence=evidence), is_aborted=True))
         for generation in self._engine.abort([name for name in names if name not in waiting]):
             if (underway := self._underway.get(generation.request_id)) is None:
                 held.append(generation)
                 continue
             underway.act(generation, "")
-            held.append(self._closed(underway, underway.generation(EndReason.MODEL_TIMEOUT)))
+            held.append(self._closed(underway, underway.generation(EndReason.MODEL_TIMEOUT), is_aborted=True))
         return held
 
     def _waiting_ids(self, names: Iterable[str]) -> list[str]:
@@ -355,9 +355,9 @@ class TrajectoryEngine:
         for underway in members:
             self._go_on(underway)
 
-    def _closed(self, underway: Underway, generation: Generation) -> Generation:
+    def _closed(self, underway: Underway, generation: Generation, *, is_aborted: bool = False) -> Generation:
         """Forget a trajectory, whose generation this is."""
-        self._branches.leave(underway)
+        self._branches.leave(underway, is_aborted=is_aborted)
         del self._underway[underway.request.request_id]
         self._running.discard(underway.request.request_id)
         self._waiting.pop(underway.name, None)

@@ -35,7 +35,7 @@ class Updater:
         self.version: PolicyVersion | None = None
         """Of the weights that are proved and in use."""
         self.sha256: str | None = None
-        """Of the bytes of these weights as they were received: the published one."""
+        """Of these weights, see `Manifest.weights_sha256`: checked where they are files, as published over NCCL."""
         self.gap: ProbeGap | None = None
         """Of all proofs that passed."""
         self.num_updates = 0
@@ -67,7 +67,7 @@ class Updater:
                 self._engine.add(request)
         self._start_gap = self._start_gap or found
         self.gap = found if self.gap is None else probe.merged(self.gap, found)
-        self.version, self.sha256 = published.manifest.version, published.manifest.sha256
+        self.version, self.sha256 = published.manifest.version, published.manifest.weights_sha256
         self.num_updates += 1
         self.lag_s += max(0.0, self._clock() - published.manifest.created_at_s)
 

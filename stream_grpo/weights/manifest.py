@@ -21,6 +21,8 @@ from stream_grpo.types import Forks, PolicyVersion, forks_from_plain, forks_to_p
 TENSORS_FILE = "model.safetensors"
 MANIFEST_FILE = "manifest.json"
 LATEST_FILE = "latest"
+HASH = "sha256"
+"""The one tensor in the file of a version whose tensors go over NCCL (`nccl_sender`)."""
 _FORMAT = 1
 
 DTYPES = {
@@ -99,6 +101,11 @@ class Manifest:
     """See `tensors_file.tensor_sha256`; of all tensors, where `weights.publish = "changed"`, else empty."""
     held_in: Mapping[str, PolicyVersion] = field(default_factory=dict)
     """The tensors that are as an earlier version has them, and stand in its file alone."""
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the tensors are no files, but go over NCCL."""
+        return self.tensors.keys() == {HASH}
 
     @property
     def weights_sha256(self) -> str:

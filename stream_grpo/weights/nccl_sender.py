@@ -26,18 +26,17 @@ from curator.wire import Request, Server
 from stream_grpo.errors import WeightsError
 from stream_grpo.files import replace_with
 from stream_grpo.types import Forks, PolicyVersion
-from stream_grpo.weights.manifest import Adapter, Manifest, Probe, TensorSpec
+from stream_grpo.weights.manifest import HASH, Adapter, Manifest, Probe, TensorSpec
 from stream_grpo.weights.publisher import Publisher
 from stream_grpo.weights.subscriber import check_tensors
+from stream_grpo.weights.tensors_file import spec_of
 
 ADDRESS_FILE = "sender"
 """In the folder of published weights: where samplers ask."""
-HASH = "sha256"
-"""The one tensor that is published as a file."""
 WIRE = {"packed": True, "packed_buffer_size_bytes": 256 << 20, "packed_num_buffers": 2}
 """What both sides have to agree on; tensors go in buffers of so many bytes."""
 KEPT = 4
-"""So many of the newest versions stay in memory where a sampler holds one: who has left would hold its for ever."""
+"""A version that a sampler holds stays in memory while it is one of so many: who has left would hold its for ever."""
 _RECEIVE_S = 0.1
 _log = logging.getLogger(__name__)
 
@@ -96,26 +95,28 @@ class NcclPublisher:
         if adapter is not None:
             raise WeightsError(f"weights {version}: an adapter does not go over NCCL")
         tensors = dict(named_tensors)
-        check_tensors(tensors, specs_of(tensors), source=f"weights {version}")
-        self._sender.offer(version, tensors)
+        check_tensors(tensors, _specs_of(tensors), source=f"weights {version}")
         digest = hashlib.sha256()
         for name in sorted(tensors):
             digest.update(name.encode())
             digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
         hashed = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+        # Before a sampler sees the version, and not long before: until then the one before is asked for.
+        self._sender.offer(version, tensors)
         return self._publisher.publish(version, forks, {HASH: hashed}, probe)
 
 
-def specs_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
-    """Shapes and dtypes by name."""
-    return {name: TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()}
+def _specs_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
+    return {name: spec_of(tensor) for name, tensor in tensors.items()}
 
 
 @dataclass(slots=True)
 class _Line:
     """What the sender has with one sampler."""
 
+    version: PolicyVersion
     held: Mapping[str, torch.Tensor]
+    """The tensors of that version; empty once they are let go."""
     source: Source
     group: dict[str, Any] | None = None
     """What the sampler's workers join by; None before the first group."""
@@ -138,7 +139,8 @@ class NcclSender:
         self._host = server.address.removeprefix("tcp://").rpartition(":")[0]
         # Replaced as one: the two are read in another thread.
         self._newest: tuple[PolicyVersion | None, Mapping[str, torch.Tensor]] = (None, {})
-        self._recent: deque[Mapping[str, torch.Tensor]] = deque(maxlen=KEPT)
+        self._recent: deque[PolicyVersion] = deque(maxlen=KEPT)
+        """The tensors of the newest alone are kept for whoever comes."""
         self._lines: dict[bytes, _Line] = {}
         """By the connection of the sampler: one that is started again has another."""
         directory.mkdir(parents=True, exist_ok=True)
@@ -147,9 +149,9 @@ class NcclSender:
     def offer(self, version: PolicyVersion, tensors: Mapping[str, torch.Tensor]) -> None:
         """From now on these are the newest; called from the learner's thread. What is held for too long is let go."""
         self._newest = (version, tensors)
-        self._recent.append(tensors)
+        self._recent.append(version)
         for line in list(self._lines.values()):
-            if not any(line.held is recent for recent in self._recent):
+            if line.version not in self._recent:
                 line.held = {}
 
     def run(self, stop: threading.Event) -> None:
@@ -172,20 +174,30 @@ class NcclSender:
 
     def _hold(self, request: Request) -> None:
         branch, step = request.message.fields["version"]
-        newest, tensors = self._newest
-        if PolicyVersion(branch, step) != newest:
-            raise ValueError(f"the newest version is {newest}")
+        version = PolicyVersion(branch, step)
+        tensors = self._kept(version)
         if request.sender not in self._lines:
-            self._lines[request.sender] = _Line(tensors, Source(self._device))
-        self._lines[request.sender].held = tensors
+            self._lines[request.sender] = _Line(version, tensors, Source(self._device))
+        line = self._lines[request.sender]
+        line.version, line.held = version, tensors
         self._server.reply(request, "held")
+
+    def _kept(self, version: PolicyVersion) -> Mapping[str, torch.Tensor]:
+        """Of the newest version, or of one that a sampler holds. Raises ValueError where they are gone or to come."""
+        newest, tensors = self._newest
+        if version == newest:
+            return tensors
+        for line in self._lines.values():
+            if line.version == version and (held := line.held):
+                return held
+        raise ValueError("nothing is offered yet" if newest is None else f"the newest version is {newest}")
 
     def _receive(self, request: Request) -> None:
         fields, line = request.message.fields, self._lines.get(request.sender)
         if line is None or not line.held:
             raise ValueError(f"nothing is held, or for more than {KEPT} versions; ask for `hold` first")
         asked = {name: TensorSpec(tuple(shape), dtype) for name, shape, dtype in fields["tensors"]}
-        if wrong := sorted(name for name, _ in asked.items() ^ specs_of(line.held).items()):
+        if wrong := sorted(name for name, _ in asked.items() ^ _specs_of(line.held).items()):
             raise ValueError(f"not the tensors of the learner: {sorted(set(wrong))}")
         is_new = line.group is None or bool(fields["anew"])
         if is_new:
@@ -193,7 +205,7 @@ class NcclSender:
                 port = free.getsockname()[1]
             world = {"master_address": self._host, "master_port": port, "world_size": 1 + int(fields["num_workers"])}
             # Another line, so that a thread that hangs in the old group sends nothing into the new one.
-            line = _Line(line.held, Source(self._device), world | WIRE)
+            line = _Line(line.version, line.held, Source(self._device), world | WIRE)
             self._lines[request.sender] = line
         self._server.reply(request, "join", {"group": line.group, "is_new": is_new})
         threading.Thread(target=self._send, args=(line, line.held), name="nccl-send", daemon=True).start()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from curator.wire import Client, RemoteError, WireError
+from curator.wire import Client, WireError
 from stream_grpo.errors import WeightsError
 from stream_grpo.types import PolicyVersion
-from stream_grpo.weights.manifest import Manifest, TensorSpec
-from stream_grpo.weights.nccl_sender import ADDRESS_FILE, HASH
+from stream_grpo.weights.manifest import HASH, TensorSpec
+from stream_grpo.weights.nccl_sender import ADDRESS_FILE
 from stream_grpo.weights.subscriber import Published, Subscriber
 
 _HASH = {HASH: TensorSpec((32,), "uint8")}
-_MAX_RETRIES = 5
+_PAUSE_S = 0.05
+_CALL_S = 5.0
+"""An answer comes at once, but from a learner that is gone: the one after it has another address."""
 
 
 class Join(NamedTuple):
@@ -62,9 +65,10 @@ class RemoteWeights:
 class NcclSubscriber:
     """A `Subscriber` whose tensors are no files."""
 
-    def __init__(self, directory: Path, connect: Callable[[str], Client]) -> None:
-        """`connect` gives a client of the learner at an address."""
-        self._files, self._directory, self._connect = Subscriber(directory), directory, connect
+    def __init__(self, directory: Path, connect: Callable[[str], Client], wait_s: float) -> None:
+        """`connect` gives a client of the learner at an address; `wait_s`: for a learner that is started again."""
+        self._files, self._directory, self._connect = Subscriber(directory, is_sent=True), directory, connect
+        self._wait_s = wait_s
         self._address = ""
         self._client: Client | None = None
         self._weights: RemoteWeights | None = None
@@ -76,30 +80,34 @@ class NcclSubscriber:
     def read(self, version: PolicyVersion, expected: Mapping[str, TensorSpec]) -> Published:
         """The manifest of a version that the learner holds for this sampler from now on, or of a newer one.
 
-        `tensors` is a `RemoteWeights`. Raises WeightsError where there is none.
+        `tensors` is a `RemoteWeights`. A learner that begins anew offers nothing until it has restored and published:
+        it is waited for. Raises WeightsError where it does not offer the newest version in time.
         """
-        refused = ""
-        for _ in range(_MAX_RETRIES):
+        deadline = time.monotonic() + self._wait_s
+        while True:
             manifest = self._files.read(version, _HASH).manifest
             try:
-                self._hold(manifest)
-            except RemoteError as error:  # a newer one has come
-                refused, version = str(error), self.newest() or version
-                continue
+                client = self._hold(manifest.version)
+                break
             except WireError as error:
-                raise WeightsError(f"weights {version}: {error}") from error
-            assert self._client is not None
-            is_broken = self._weights is None or self._weights.is_broken
-            self._weights = RemoteWeights(self._client, expected, anew=is_broken)
-            tensors: Any = self._weights
-            return Published(manifest, tensors)
-        raise WeightsError(f"weights {version}: {refused}")
+                if time.monotonic() >= deadline:
+                    raise WeightsError(
+                        f"weights {manifest.version}: waited {self._wait_s:g} s for the learner to offer them, "
+                        f"or newer ones: {error}"
+                    ) from error
+            time.sleep(_PAUSE_S)
+            version = self.newest() or version
+        is_broken = self._weights is None or self._weights.is_broken
+        self._weights = RemoteWeights(client, expected, anew=is_broken)
+        tensors: Any = self._weights
+        return Published(manifest, tensors)
 
-    def _hold(self, manifest: Manifest) -> None:
-        """Raises RemoteError where the learner has a newer version, WireTimeout where it does not answer."""
+    def _hold(self, version: PolicyVersion) -> Client:
+        """Raises RemoteError where the learner offers another version or none, WireTimeout where it does not answer."""
         address = (self._directory / ADDRESS_FILE).read_text()
         if self._client is None or address != self._address:  # a learner that was started again
             if self._client is not None:
                 self._client.close()
             self._client, self._address, self._weights = self._connect(address), address, None
-        self._client.call("hold", {"version": list(manifest.version)})
+        self._client.call("hold", {"version": list(version)}, timeout_s=_CALL_S)
+        return self._client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,6 +36,8 @@ from stream_grpo.weights.tensors_file import (
     write_changed,
     write_tensors,
 )
+
+_log = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -86,7 +89,8 @@ class Publisher:
         unfinished = self._directory / f".writing-{folder_name(version)}"
         unfinished.mkdir()
         try:
-            earlier = self._manifest(published[-1]) if published and version != published[-1] else None
+            has_earlier = self._changed_alone and published and version != published[-1]
+            earlier = self._manifest(published[-1]) if has_earlier else None
             sha256, hashes = self._write(unfinished / TENSORS_FILE, specs, _whole(version, tensors), earlier)
             manifest = Manifest(
                 version=version,
@@ -159,7 +163,7 @@ class Publisher:
         kept = set(published[-self._keep_versions :])
         for version in tuple(kept):
             if version not in self._held:
-                self._held[version] = frozenset(self._manifest(version).held_in.values())
+                self._held[version] = self._needed_by(version)
             kept |= self._held[version]
         for version in published:
             if version in kept:
@@ -169,6 +173,14 @@ class Publisher:
             doomed = self._directory / f".removing-{folder_name(version)}"
             (self._directory / folder_name(version)).rename(doomed)
             shutil.rmtree(doomed)
+
+    def _needed_by(self, version: PolicyVersion) -> frozenset[PolicyVersion]:
+        try:
+            return frozenset(self._manifest(version).held_in.values())
+        except (OSError, ValueError, WeightsError) as error:
+            # Nobody can read that version, so that it needs nothing; this one is published all the same.
+            _log.warning("weights %s cannot be read: %s", version, error)
+            return frozenset()
 
 
 def _announced(

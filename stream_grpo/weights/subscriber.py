@@ -42,9 +42,13 @@ class Published:
 class Subscriber:
     """A sampler's side. The versions it gives never go back."""
 
-    def __init__(self, directory: Path, base: Base | None = None) -> None:
-        """`base` is what published adapters are added to; read only where one is published."""
-        self._directory, self._base = directory, base
+    def __init__(self, directory: Path, base: Base | None = None, *, is_sent: bool = False) -> None:
+        """`base` is what published adapters are added to; read only where one is published.
+
+        `is_sent` says that tensors go over NCCL. What was published the other way, before a resume that changed it,
+        counts as nothing published yet.
+        """
+        self._directory, self._base, self._is_sent = directory, base, is_sent
         self._seen_pointer: tuple[int, int, int] | None = None
         self._newest: PolicyVersion | None = None
 
@@ -61,10 +65,19 @@ class Subscriber:
                 found = parse_folder_name(pointer.read_text().strip())
                 if self._newest is not None and found < self._newest:
                     raise WeightsError(f"{pointer} goes back from {self._newest} to {found}")
-                self._newest, self._seen_pointer = found, identity
+                if not self._is_of_other_way(found):
+                    self._newest = found
+                self._seen_pointer = identity
         except FileNotFoundError:
             pass
         return self._newest
+
+    def _is_of_other_way(self, version: PolicyVersion) -> bool:
+        """Looked at in the first version alone: no learner of this start publishes it so again."""
+        if self._newest is not None:
+            return False
+        manifest = from_json((self._directory / folder_name(version) / MANIFEST_FILE).read_text())
+        return manifest.is_sent != self._is_sent
 
     def read(self, version: PolicyVersion, expected: Mapping[str, TensorSpec]) -> Published:
         """Read and check a version; where it is pruned meanwhile, the newest one instead (see the manifest).
@@ -111,9 +124,11 @@ class Subscriber:
             except SafetensorError as error:
                 raise WeightsError(f"{folder}: not safetensors: {error}") from error
             for name in (name for name, holder in manifest.held_in.items() if holder == version):
-                if name not in tensors or tensor_sha256(tensors[name]) != manifest.tensor_sha256[name]:
+                # Copied, and then hashed: a map of a file that another machine deletes ends the process that reads it.
+                if name in tensors:
+                    found[name] = tensors[name].clone()
+                if name not in found or tensor_sha256(found[name]) != manifest.tensor_sha256[name]:
                     raise WeightsError(f"{folder}: {name} is not what version {manifest.version} says that it holds")
-                found[name] = tensors[name]
         return found
 
 

@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from threading import Event, Thread
 from typing import Any
 
+import numpy as np
+
 from curator.schema import OUTCOME_SCHEMA, Outcome, batch_from_bytes, outcomes_from_batch
 from curator.wire import Request, Server
 from stream_grpo.buffer.book import Book, Rules
@@ -16,7 +18,7 @@ from stream_grpo.buffer.intake import Answer, Intake
 from stream_grpo.buffer.leases import Leases
 from stream_grpo.buffer.transitions import Location, Transition
 from stream_grpo.transport.codec import encode_group
-from stream_grpo.types import PolicyVersion, RolloutGroup, Ticket
+from stream_grpo.types import PolicyVersion, Rollout, RolloutGroup, Ticket
 from tests.fakes import START, make_group
 
 _request_numbers = itertools.count()
@@ -118,6 +120,25 @@ def group_by_rollout(
     groups = [group_for(ticket, list(of_one), rewards) for of_one in versions]
     rollouts = tuple(group.rollouts[index] for index, group in enumerate(groups))
     return replace(groups[0], rollouts=rollouts)
+
+
+def as_branching(group: RolloutGroup, num_trunk: int = 2) -> RolloutGroup:
+    """The same with so many first response tokens as a trunk, which the first rollout has sampled for all."""
+
+    def of(rollout: Rollout, is_first: bool) -> Rollout:
+        places = np.arange(len(rollout.token_ids)) - rollout.num_prompt_tokens
+        is_trunk = (places >= 0) & (places < num_trunk)
+        if is_first:
+            return replace(rollout, loss_mask=rollout.loss_mask & ~is_trunk)
+        return replace(
+            rollout,
+            loss_mask=rollout.loss_mask & ~is_trunk,
+            behavior_logprobs=np.where(is_trunk, 0.0, rollout.behavior_logprobs).astype(np.float32),
+            version_branch=np.where(is_trunk, -1, rollout.version_branch).astype(np.int32),
+            version_step=np.where(is_trunk, -1, rollout.version_step).astype(np.int32),
+        )
+
+    return replace(group, rollouts=tuple(of(rollout, i == 0) for i, rollout in enumerate(group.rollouts)))
 
 
 class Buffer:

@@ -21,7 +21,7 @@ from stream_grpo.buffer.layout import LOG_NAME
 from stream_grpo.buffer.transitions import TRANSITION_SCHEMA, Kind, Transition, decode_transitions, encode_transitions
 from stream_grpo.learner.checkpoint import write_checkpoint
 from stream_grpo.types import PolicyVersion
-from tests.buffer.fakes import Buffer, group_by_rollout
+from tests.buffer.fakes import Buffer, as_branching, group_by_rollout
 
 FORK = {1: (0, 2)}
 
@@ -291,6 +291,52 @@ def test_more_tokens_than_the_young_rollouts_have_are_found(baseline: Path, toke
     found = plant(baseline, lambda rows: changed(rows, Kind.TRAINED, "g00000001", **values))
     assert found.age_violations == 1
     assert found.findings[0] == "g00000001: a token 3 steps old was trained from (0, 3)"
+
+
+@pytest.fixture
+def branching(tmp_path: Path) -> Path:
+    """Step 4 is made on group 1, a branching one of two rollouts with two trained tokens each.
+
+    The first has a trunk of two tokens before them, too old; to the second the trunk is context.
+    """
+    journal = Journal(tmp_path / "journal", segment_bytes=1 << 20)
+    buffer = Buffer(journal, too_old="baseline_only")  # type: ignore[arg-type]
+    buffer.start()
+    (ticket,) = buffer.issue(PolicyVersion(0, 0), 1)
+    for step in range(3):
+        buffer.fill(PolicyVersion(0, step), 2)
+        buffer.train(PolicyVersion(0, step))
+    old, young = PolicyVersion(0, 0), PolicyVersion(0, 3)
+    buffer.insert(as_branching(group_by_rollout(ticket, [[old, old, young, young]] * 2, [1.0, 0.0])))
+    buffer.fill(young, 1)
+    batch = buffer.leases.lease(young, 2, 0.0)
+    tokens = {held.group_id: {"trained": 8} for held in batch.groups}
+    tokens[ticket.group_id] = {"trained": 2, "baseline_only": 2, "masked": 2}
+    buffer.leases.trained(PolicyVersion(0, 4), [held.group_id for held in batch.groups], tokens, 0.0)
+    journal.commit()
+    journal.close()
+    write_checkpoint(tmp_path / "checkpoints", PolicyVersion(0, 4), lambda folder: None)
+    (tmp_path / "config.toml").write_text('[stream]\nmax_policy_age = 2\ntoo_old = "baseline_only"\n')
+    return tmp_path
+
+
+def test_the_trunk_of_a_branching_group_is_sampled_once_and_not_trained(branching: Path) -> None:
+    found = audit(branching)
+    assert found.findings == []
+    # 7 groups of 8 tokens, and one of 2 of a trunk and 2 of each rollout. Those of the first, whose trunk is too old,
+    # are in the baseline alone.
+    assert {fate: count for fate, count in found.tokens.items() if count} == {
+        "generated": 62, "trained": 58, "baseline_only": 2, "masked": 2
+    }  # fmt: skip
+    # The trunk bounds the age of the rollout that sampled it.
+    (branching / "config.toml").write_text("[stream]\nmax_policy_age = 2\n")
+    assert audit(branching).age_violations == 1
+
+
+def test_a_trunk_that_is_trained_is_found(branching: Path) -> None:
+    values = {"trained_tokens": 4, "baseline_only_tokens": 2, "masked_tokens": 0}
+    found = plant(branching, lambda rows: changed(rows, Kind.TRAINED, "g00000001", **values))
+    assert found.age_violations == 1
 
 
 def test_ages_go_over_the_common_ancestor() -> None:

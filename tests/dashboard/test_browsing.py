@@ -13,6 +13,7 @@ from stream_grpo.dashboard.server import make_app
 from stream_grpo.errors import ConfigError, JournalError
 from stream_grpo.rollouts.views import Filters
 from stream_grpo.types import PolicyVersion, RolloutGroup
+from tests.buffer.fakes import as_branching
 from tests.rollouts.test_rollouts import LATER, V0, V1, Run
 
 HOSTILE = "</script><img src=x onerror=alert(1)> \u202e & ' \""
@@ -114,6 +115,18 @@ def test_stretches_part_where_version_or_cache_changes_and_say_all_that_was_samp
     first = group_page(run.path, group_id, letters)["rollouts"][0]
     assert [(span["version"], span["age"], span["mixed"]) for span in first["spans"][-1:]] == [("0.1", 0, True)]
     assert [span["num_tokens"] for span in first["spans"]][-1] == 1
+
+
+def test_a_trunk_has_its_version_where_it_was_sampled_and_is_marked_as_not_trained(run: Run) -> None:
+    first, second = group_page(run.path, run.insert(V1, change=as_branching), letters)["rollouts"]
+    told = [
+        [(span["num_tokens"], span["version"], span["age"], span["is_trained"]) for span in rollout["spans"]]
+        for rollout in (first, second)
+    ]
+    # 4 tokens, of which the first two are the trunk: sampled by the first, context to the second.
+    assert told[0] == [(2, "0.1", 0, False), (2, "0.1", 0, True)]
+    assert told[1] == [(2, None, None, False), (2, "0.1", 0, True)]
+    assert (first["num_tokens"], second["num_tokens"]) == (4, 2)
 
 
 def test_text_of_a_model_comes_as_a_json_string_and_nothing_else(run: Run) -> None:

@@ -51,7 +51,8 @@ def test_a_users_module_is_found_where_reward_functions_are(tmp_path: Path) -> N
     [
         (f"{WORLDS}.Counter", "does not say how a call is written"),
         ("verifiers:some", "does not say how a call is written"),
-        (f"{WORLDS}.Unwritten", "there is no such mark"),
+        (f"{WORLDS}.Unwritten", "call_format of environment .*Unwritten': ValueError: there is no such mark"),
+        (f"{WORLDS}.Lost", "call_format of environment .*Lost': KeyError: 'marks'"),
         (f"{WORLDS}.Missing", "has no 'Missing'"),
     ],
 )
@@ -61,5 +62,24 @@ def test_an_environment_without_a_format_is_refused(name: str, reason: str) -> N
 
 
 def test_marks_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"environment\.grammar = true: call_format of environment 'records': open"):
+    with pytest.raises(
+        ConfigError, match=r"environment\.grammar = true: call_format of environment 'records': ValueError: open"
+    ):
         grammar_of("records", {"open": ""})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import no_such_module_of_anybody", "ModuleNotFoundError: No module named 'no_such_module_of_anybody'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def half(:", "SyntaxError"),
+    ],
+)
+def test_a_users_module_that_cannot_be_imported_is_named(tmp_path: Path, text: str, reason: str) -> None:
+    name = f"broken_{reason[:4].lower()}"
+    (tmp_path / f"{name}.py").write_text(f"{text}\n")
+    with pytest.raises(
+        ConfigError, match=rf"environment 'python:{name}.Mine': its module cannot be imported: {reason}"
+    ):
+        grammar_of(f"python:{name}.Mine", {}, [str(tmp_path)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stream_grpo.learner.forward import Distribution, Shared
+from stream_grpo.learner.forward import Distribution, Entropy, Shared
 
 
 class TableModel:
@@ -33,11 +33,13 @@ class TableModel:
         turns_BT: Tensor | None = None,
         *,
         wanted_BK: Tensor | None = None,
-        entropy_gradient: bool = False,
+        entropy: Entropy = "none",
     ) -> tuple[Tensor, Tensor]:
         logits, ids = self.weights[token_ids_BT][:, -num_last:], token_ids_BT[:, -num_last:]
-        entropy = self.distribution.entropy(logits, ids, with_gradient=entropy_gradient)
-        return self.distribution.logprobs(logits, ids), entropy
+        logprobs = self.distribution.logprobs(logits, ids)
+        if entropy == "none":
+            return logprobs, torch.zeros_like(logprobs)
+        return logprobs, self.distribution.entropy(logits, ids, with_gradient=entropy == "gradient")
 
     def reference_logprobs(
         self,

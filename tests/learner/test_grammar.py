@@ -33,7 +33,8 @@ MARKS = CallFormat(tools={"python": "code"})
 
 def grammar(form: CallFormat, vocabulary: dict[str, int] = VOCABULARY) -> Grammar:
     tag = json.dumps(form.structural_tag())
-    return Grammar(tag, new_tokenizer(vocabulary), vocab_size=len(vocabulary), end_token_ids=[EOS])
+    tokenizer = new_tokenizer(vocabulary)
+    return Grammar(tag, tokenizer, vocab_size=len(vocabulary), end_token_ids=[EOS], calls=form.shortest_calls())
 
 
 def ids_of(text: str) -> list[int]:
@@ -160,7 +161,9 @@ def test_rows_of_several_sequences_and_logits_in_pieces_give_the_same_logprobs()
     groups = [make_group("g", [_trajectory(text) for text in texts])]
     found: list[torch.Tensor] = []
     # Each sequence a row, prompts shared, one row for all; with logits of all positions, and of 5 at a time.
-    for rows in ({}, {"attention_cost": 0.0}, {"attention_cost": 0.0, "share_prompts": False, "packing": True}):
+    ways: list[dict[str, Any]] = [{}, {"attention_cost": 0.0}]
+    ways.append({"attention_cost": 0.0, "share_prompts": False, "packing": True})
+    for rows in ways:
         batch = make_train_batch(
             groups,
             AdvantageMaker(PRESETS["grpo"].recipe),
@@ -250,6 +253,45 @@ def test_tokens_that_cannot_write_a_call_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"after '\[' no token of this model can follow"):
         grammar(JSON, without_braces)
     grammar(PLAIN, without_braces)
+
+
+def test_a_character_that_is_wanted_later_in_a_call_is_missed_at_the_start() -> None:
+    # The brace can follow the mark; behind it a quotation mark must, and there is none.
+    without_quotes = {
+        token: i for i, token in enumerate([*SPECIAL_TOKENS.values(), *string.printable.replace('"', "")])
+    }
+    with pytest.raises(
+        ConfigError, match=r"""cannot write the call '\[{"name":"python",.*: after '\[{' they have no"""
+    ):
+        grammar(JSON, without_quotes)
+    grammar(PLAIN, without_quotes)
+
+
+def test_every_tool_must_be_writable() -> None:
+    # All that python and code need; of `sql` and `query` the letters q and u are missing.
+    without_q = {token: i for i, token in enumerate([*SPECIAL_TOKENS.values(), *string.printable.replace("q", "")])}
+    with pytest.raises(ConfigError, match=r"""after '\[{"name":"s' they have no way on"""):
+        grammar(JSON, without_q)
+    grammar(CallFormat(open="[", close="]", tools={"python": "code"}), without_q)
+
+
+@pytest.mark.parametrize(("form", "mark"), [(MARKS, "<tool_call>"), (PLAIN, "]")])
+def test_marks_that_no_environment_reads_are_refused(form: CallFormat, mark: str) -> None:
+    tokenizer = new_tokenizer(VOCABULARY)
+    tokenizer.add_special_tokens({"additional_special_tokens": [mark]})
+    tag = json.dumps(form.structural_tag())
+    with pytest.raises(ConfigError, match=f"the mark '{mark}' of a call is read back as ''"):
+        Grammar(tag, tokenizer, vocab_size=len(tokenizer), end_token_ids=[EOS])
+    # An added token that is no special one is read as it is written.
+    tokenizer = new_tokenizer(VOCABULARY)
+    tokenizer.add_tokens([mark])
+    Grammar(tag, tokenizer, vocab_size=len(tokenizer), end_token_ids=[EOS], calls=form.shortest_calls())
+
+
+@pytest.mark.parametrize("form", [JSON, PLAIN, MARKS])
+def test_the_shortest_calls_are_read_as_calls_of_every_tool(form: CallFormat) -> None:
+    calls = [find_call(text, form) for text in form.shortest_calls()]
+    assert calls == [Call(tool, {argument: ""}) for tool, argument in form.tools.items()]
 
 
 def test_what_xgrammar_does_not_take_is_refused() -> None:

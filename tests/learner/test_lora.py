@@ -284,6 +284,35 @@ def test_a_checkpoint_holds_the_adapter_alone_and_goes_on_bit_for_bit(
             other.load(folder)
 
 
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_an_adapter_that_saves_memory_trains_as_one_that_does_not(
+    engine: LearnerEngine, model_dir: Path, zero_stage: Any
+) -> None:
+    saving = {"logits_bytes": 16 * 4 * VOCAB, "activation_checkpointing": True, "packing": True}
+    found = []
+    for settings in ({}, saving):
+        learner = LEARNER.model_copy(update={"zero_stage": zero_stage, "microbatch_tokens": 110, **settings})
+        other = LearnerEngine(model_dir, learner=learner, recipe=HELD, **SETTINGS)
+        step, losses = TrainStep(other, HELD, learner, group_size=4, max_new_tokens=8), []
+        for seed in range(3):
+            batch = make_train_batch(
+                make_random_groups(6, 4, VOCAB, seed), step.advantages, vocab_size=VOCAB, microbatch_tokens=110,
+                attention_cost=0.0 if settings else None, packing=bool(settings),
+            )  # fmt: skip
+            if settings:
+                microbatches = batch.minibatches[0].microbatches
+                assert any(m.block_B is not None for m in microbatches)
+                # 16 positions at once, of rows of many more.
+                assert max(m.token_ids_BT.size for m in microbatches) > 16
+            losses.append(step.run(batch)["loss"])
+        found.append((losses, copies(other)))
+    (losses, plain_weights), (losses_saving, weights) = found
+    assert losses_saving == pytest.approx(losses, abs=1e-5)
+    assert any(bool(weight.any()) for name, weight in weights.items() if ".lora_B." in name)
+    # Adam carries rounding of gradients near 0 to steps as long as the learning rate, which is 0.01.
+    assert max(float((weights[name] - weight).abs().max()) for name, weight in plain_weights.items()) < 1e-3
+
+
 def _reference_of(engine: LearnerEngine) -> list[list[float]]:
     """At temperature 1, with the adapter off."""
     assert engine._lora is not None

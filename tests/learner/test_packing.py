@@ -159,6 +159,44 @@ def test_logprobs_entropy_and_gradients_are_those_of_the_sequences(
         assert float((of_sequences - of_rows).abs().max()) < tolerance
 
 
+def branching(number: int, num_prompt: int, num_trunk: int, lengths: Sequence[int]) -> RolloutGroup:
+    """A group whose responses begin with the same tokens, which nothing is learnt from."""
+    rng = np.random.default_rng(number)
+    prompt, trunk = rng.integers(1, VOCAB, num_prompt).tolist(), rng.integers(1, VOCAB, num_trunk).tolist()
+    rollouts = [
+        make_rollout(prompt, [*trunk, *rng.integers(1, VOCAB, n).tolist()], 10.0 * number + i)
+        for i, n in enumerate(lengths)
+    ]
+    own = [r.loss_mask & (np.arange(len(r.token_ids)) >= num_prompt + num_trunk) for r in rollouts]
+    return make_group(f"g{number}", [replace(r, loss_mask=mask) for r, mask in zip(rollouts, own, strict=True)])
+
+
+@pytest.mark.parametrize("max_positions", [1000, 8])
+def test_groups_that_branch_are_packed_though_no_target_is_near_a_prompt(max_positions: int) -> None:
+    groups = [branching(1, 2, 6, (5, 1, 3)), branching(2, 4, 3, (2, 1)), branching(3, 3, 9, (1,))]
+    results = []
+    for packing in (False, True):
+        tensors = tensors_of(the_microbatch(groups, packing=packing), CPU)
+        model = seeded(gpt2)
+        asked = LanguageModel(
+            call=model, module=model, dtype=torch.float64, max_positions=max_positions if packing else None
+        )
+        results.append(figures_of(asked, PLAIN, tensors))
+    assert tensors.shared is not None
+    assert tensors.shared.is_packed
+    # The earliest target is the eighth token of the second group: logits are wanted from the seventh on, behind all
+    # prompts. Rows of 2 + 3 x 6 + 9 = 29 tokens, and of 4 + 2 x 3 + 3 = 13 and 3 + 9 + 1 = 13.
+    assert tensors.shared.token_ids_RL.shape == (2, 29)
+    assert tensors.shared.first == 6
+    assert int(tensors.shared.at_BJ.min()) >= 0
+    plain, packed = results
+    # 5 + 1 + 3, 2 + 1 and 1 targets.
+    assert torch.equal(plain[3], packed[3])
+    assert int(plain[3].sum()) == 13
+    for of_sequences, of_rows in zip(plain[:3], packed[:3], strict=True):
+        assert float((of_sequences - of_rows).abs().max()) < 1e-9
+
+
 def with_reward(rollout: Any, reward: float) -> Any:
     ids, num_prompt = rollout.token_ids.tolist(), rollout.num_prompt_tokens
     return make_rollout(ids[:num_prompt], ids[num_prompt:], reward)

@@ -276,6 +276,27 @@ def test_a_loss_that_is_not_finite_is_named(random_groups: Groups) -> None:
     assert model.gradients == []
 
 
+def test_tokens_that_the_learner_holds_impossible_are_told_with_a_loss_that_is_not_finite(
+    random_groups: Groups,
+) -> None:
+    class Barred(TableModel):
+        """The grammar of the learner bars the first trained token."""
+
+        def logprobs(self, *asked: Any, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            logprobs, entropy = super().logprobs(*asked, **how)
+            is_barred = torch.zeros_like(how["wanted_BK"])
+            is_barred[tuple(how["wanted_BK"].nonzero()[0])] = True
+            return logprobs.masked_fill(is_barred, -torch.inf), entropy
+
+    recipe, model = PRESETS["rloo"].recipe, Barred(VOCAB)
+    batch = batch_of(recipe, random_groups(1, 4, VOCAB, 1))
+    batch.minibatches[0].microbatches[0].advantages_B[0] = np.nan
+    num_tokens = batch.minibatches[0].num_tokens
+    with pytest.raises(FloatingPointError, match=f"gives 1 of {num_tokens} trained tokens no .* in their grammar"):
+        step_of(model, recipe).run(batch)
+    assert model.gradients == []
+
+
 def test_metrics_are_told_apart_by_age(rollout: Callable[..., Rollout]) -> None:
     # Two rollouts of versions 0 and 2, which `batch_of` calls ages 0 and 2.
     rollouts = [rollout([1], [2, 3], 1.0), rollout([1], [4], 0.0)]

@@ -26,7 +26,7 @@ from stream_grpo.rollouts.text import group_text
 from stream_grpo.rollouts.views import Filters, Groups, find, newest_lines
 from stream_grpo.transport.codec import encode_group
 from stream_grpo.types import PolicyVersion, RewardResult, RolloutGroup
-from tests.buffer.fakes import group_for, rules
+from tests.buffer.fakes import as_branching, group_for, rules
 
 V0, V1 = PolicyVersion(0, 0), PolicyVersion(0, 1)
 LATER = 1_700_000_000.0
@@ -189,9 +189,11 @@ def test_a_group_is_shown_as_a_person_reads_it(run: Run) -> None:
         logprobs = np.where(np.arange(7) == 5, -4.0, first.behavior_logprobs).astype(np.float32)
         # The last but one token is what an environment said.
         mask = first.loss_mask & (np.arange(7) != 5)
+        branches, steps = (np.where(mask, of, -1) for of in (first.version_branch, first.version_step))
         return replace(
             group, rollouts=(replace(first, reward=reward), replace(rest[0], behavior_logprobs=logprobs),
-                             replace(rest[0], loss_mask=mask, behavior_logprobs=first.behavior_logprobs * mask))
+                             replace(rest[0], loss_mask=mask, version_branch=branches, version_step=steps,
+                                     behavior_logprobs=first.behavior_logprobs * mask))
         )  # fmt: skip
 
     group_id = run.insert(V1, change=with_evidence)
@@ -215,6 +217,26 @@ def test_a_group_is_shown_as_a_person_reads_it(run: Run) -> None:
     assert [block for block in blocks if block[0] == "context"] == [("context", " 41")]
     tokens = next(text for style, text in blocks if style == "tokens")
     assert tokens.splitlines()[1].split() == ["1", "9", "-0.5000", "0.1", "'", "is'"]
+
+
+def test_a_trunk_is_shown_as_sampled_where_it_was_and_never_as_trained(run: Run) -> None:
+    group_id = run.insert(V1, change=as_branching)
+    line, data = find(run.path / "journal", group_id)
+    blocks = list(group_text(line, data, words, with_tokens=True))
+    assert [block for block in blocks if block[0] in ("trunk", "text", "context")] == [
+        ("text", "What is 2?"),
+        ("trunk", "It is"),
+        ("text", " 41."),
+        ("context", "It is"),
+        ("text", " 41."),
+    ]
+    headings = [text for style, text in blocks if style == "heading"]
+    assert "4 tokens (2 of the trunk of its group, not trained), ended by eos" in headings[1]
+    assert "2 tokens, ended by eos" in headings[2]
+    of_first, of_second = (text.splitlines() for style, text in blocks if style == "tokens")
+    assert of_first[0].split() == ["0", "8", "-0.5000", "0.1", "'It'", "trunk,", "not", "trained"]
+    assert of_first[2].split() == ["2", "10", "-0.5000", "0.1", "'", "41'"]
+    assert of_second[0].split() == ["0", "8", "context", "'It'"]
 
 
 def test_show_reads_with_the_tokenizer_of_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,11 @@ import pytest
 from stream_grpo.config_environment import Environment
 from stream_grpo.environments.calls import Call, CallFormat, Malformed, find_call
 from stream_grpo.environments.loading import grammar_of
-from stream_grpo.types import EndReason
+from stream_grpo.sampler.trajectories import TrajectoryEngine
+from stream_grpo.types import EndReason, Episode
+from tests.sampler.acting import PROBLEM
+from tests.sampler.test_waiting_kv import PROMPT as LONG
+from tests.sampler.test_waiting_kv import Fixed, Telling
 from tests.sampler.tiny import END, TEMPERATURE, VOCAB, Setup, request, run, tiny_models, version
 
 pytestmark = pytest.mark.engine
@@ -27,7 +32,7 @@ TOP_K = 20
 
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
-    made = make_setup(tmp_path_factory.mktemp("model"))
+    made = make_setup(tmp_path_factory.mktemp("model"), prefix_cache=True)
     yield made
     made.engine.close()
 
@@ -65,16 +70,21 @@ def requests(grammar: str | None, num: int = 60) -> list[Any]:
     return [replace(one, grammar=grammar) for one in made]
 
 
-def logprobs_of_learner(setup: Setup, grammar: str | None, prompt: tuple[int, ...], ids: list[int]) -> Any:
-    """[R] by the learner's own functions on the transformers model, and how many tokens each was drawn from."""
+def logprobs_of_learner(
+    setup: Setup, grammar: str | None, prompt: tuple[int, ...], ids: list[int], turns: list[int] | None = None
+) -> Any:
+    """[R] by the learner's own functions on the transformers model, and how many tokens each was drawn from.
+
+    `turns`: the action of every response token, -1 where it was observed; None: one action.
+    """
     import torch
 
-    from stream_grpo.learner.forward import Distribution
+    from stream_grpo.learner.forward import Distribution, within
     from stream_grpo.learner.grammar import Grammar
     from stream_grpo.sampler.prompts import load_tokenizer
 
     ids_BT = torch.tensor([[*prompt, *ids]])
-    turns_BT = torch.tensor([[-1] * len(prompt) + [0] * len(ids)])
+    turns_BT = torch.tensor([[-1] * len(prompt) + (turns or [0] * len(ids))])
     support, num_allowed = None, torch.full_like(ids_BT, VOCAB)
     if grammar is not None:
         made = Grammar(grammar, load_tokenizer(setup.folder), vocab_size=VOCAB, end_token_ids=[END])
@@ -82,7 +92,8 @@ def logprobs_of_learner(setup: Setup, grammar: str | None, prompt: tuple[int, ..
         num_allowed = support.masks_MV[support.index_BT].sum(-1)
     with torch.no_grad():
         logits_BTV = setup.models[0](ids_BT).logits
-        logprobs_BT = Distribution(temperature=TEMPERATURE, top_k=TOP_K).logprobs(logits_BTV, ids_BT, support)
+        distribution = Distribution(temperature=TEMPERATURE, top_k=TOP_K)
+        logprobs_BT = distribution.logprobs(within(logits_BTV, support), ids_BT)
     return logprobs_BT[0, len(prompt) :].numpy(), num_allowed[0, len(prompt) :].numpy()
 
 
@@ -156,6 +167,44 @@ def test_a_grammar_outlives_a_change_of_weights_and_the_kv_cache(setup: Setup) -
         assert (body[0], body[-1]) == ("[", "]")
         assert body[1:-1].replace("+", "").isdigit()
         assert len(set(generation.versions)) == 2
+
+
+def test_branching_groups_keep_to_the_grammar_and_read_the_histories_that_were_kept(setup: Setup) -> None:
+    setup.apply(0, version(0))
+    grammar = grammar_of("python:tests.environments.worlds.Summing", {})
+    # A mark, up to six digits, a plus, up to six digits, a mark, the end: 16 tokens.
+    settings = Environment(name="calculator", max_steps=3, max_turn_tokens=16, grammar=True, waiting_kv="keep")
+    engine = TrajectoryEngine(setup.engine, Telling(), Fixed(), lambda ids: "act", settings, grammar)
+    episode = Episode(group="b", seed=1, problem=PROBLEM, num_trunk_actions=1)
+    asked = [replace(request(f"b/{i}", seed=i, prompt=LONG, num_tokens=48), episode=episode) for i in range(4)]
+    for one in asked:
+        engine.add(one)
+    done: dict[str, Any] = {}
+    while engine.num_unfinished:
+        done |= {generation.request_id: generation for generation in engine.step()}
+    trunks, num_compared = set(), 0
+    for i, one in enumerate(asked):
+        found = done[one.request_id]
+        ids, observed, turns = found.token_ids.tolist(), found.trajectory.observed, found.trajectory.turn.tolist()
+        assert found.end_reason is EndReason.MAX_STEPS
+        num_trunk = found.trajectory.num_trunk_tokens
+        trunks.add(tuple(ids[:num_trunk]))
+        # The first has sampled the trunk, to the others it is context; what each sampled are calls and their ends.
+        assert observed[:num_trunk].all() == (i > 0)
+        played = np.where(observed, -1, turns)
+        for turn in sorted(set(played.tolist()) - {-1}):
+            text = "".join(CHARACTERS[token_id - 2] for token_id in np.array(ids)[played == turn] if token_id >= 2)
+            assert re.fullmatch(r"\[[0-9]{1,6}\+[0-9]{1,6}\]", text), text
+        expected, _ = logprobs_of_learner(setup, grammar, one.prompt_ids, ids, played.tolist())
+        gaps = np.abs(found.logprobs - expected)[~observed]
+        assert gaps.max() < 1e-3
+        assert gaps.mean() < 1e-5
+        num_compared += len(gaps)
+    assert len(trunks) == 1
+    # An action of the trunk and eight others, of four tokens and an end at least.
+    assert num_compared >= 9 * 5
+    # Two blocks of the prompt at least for each second and third action.
+    assert engine.status()["num_history_cached"] >= 8 * 64
 
 
 @pytest.mark.slow

@@ -10,18 +10,23 @@ from typing import Any
 import pytest
 
 from curator.schema import Problem
+from stream_grpo.algo.presets import PRESETS
 from stream_grpo.config_environment import Environment
 from stream_grpo.config_file import parse
 from stream_grpo.environments.instance import Call
 from stream_grpo.evaluation import EvaluationRun, evaluate
+from stream_grpo.learner.process import tokens_by_fate
 from stream_grpo.registry.names import unknown
 from stream_grpo.rewards.scoring import Scoring
 from stream_grpo.sampler.branching import num_trunk_actions
 from stream_grpo.sampler.generation import generate
 from stream_grpo.sampler.trajectories import TrajectoryEngine
-from stream_grpo.types import Decision, EndReason, Generation, Rollout
+from stream_grpo.transport.channels import LearnerChannel
+from stream_grpo.types import Decision, EndReason, Generation, GenerationRequest, PolicyVersion, Rollout
+from tests.learner.test_train_step import batch_of
 from tests.sampler.acting import Acting, Encoder, Inside, around, decode
 from tests.sampler.loop import Outside, Running, publish, ticket
+from tests.sampler.test_branching import Choosing, small_ids
 from tests.sampler.test_progress import OFTEN, Alone
 
 SECTIONS: dict[str, Any] = {
@@ -224,6 +229,38 @@ def test_the_account_of_branching_groups_closes_also_where_a_sampler_dies(tmp_pa
         # A trunk of 3 tokens once, then 3 + 4 of each of two rollouts.
         assert account["tokens"]["no_signal"] == account["groups"]["no_signal"] * (3 + 2 * 7)
         assert account["tokens"]["generated"] == account["tokens"]["no_signal"]
+    finally:
+        buffer.close()
+        outside.close()
+
+
+def test_a_branching_group_that_is_trained_has_its_trunk_among_the_masked_tokens(tmp_path: Path) -> None:
+    def choose(request: GenerationRequest, history: str) -> str:
+        # The first succeeds by its third action, the second uses up its actions.
+        return "end" if request.request_id.endswith("/0") and "2 of seed" in history else "go"
+
+    outside = Outside(plays_buffer=False, verifiers=EveryRow())
+    buffer = Alone(outside, tmp_path)
+    publish(tmp_path / "weights", 0)
+    settings: dict[str, Any] = {
+        **SECTIONS,
+        "environment": {"name": "calculator", "max_steps": 3, "branch_share": 1.0, "branch_turns": 2},
+        "stream": {"groups_per_step": 1, "max_policy_age": 2, **OFTEN},
+    }
+    learner = LearnerChannel(buffer._client)
+    try:
+        running = Running(outside, tmp_path, around(Choosing(choose, num_slots=16), max_steps=3), **settings)
+        running.until(lambda: buffer.ledger()["groups"]["accepted"] >= 1)
+        (group,) = learner.lease(PolicyVersion(0, 0), 1).groups
+        assert [rollout.reward.reward for rollout in group.rollouts] == [1.0, 0.0]
+        assert batch_of(PRESETS["rloo"].recipe, [small_ids(group)]).num_tokens == 7 + 6
+        # A trunk of 3 tokens, then 3 + 4 of the one and 3 + 3 of the other: an end token each.
+        tokens = tokens_by_fate(group, lambda rollout: True)
+        assert tokens == {"trained": 7 + 6, "baseline_only": 0, "masked": 3}
+        learner.trained(PolicyVersion(0, 1), [group.group_id], {group.group_id: tokens})
+        account = buffer.ledger()
+        assert account["closes"]
+        assert (account["tokens"]["trained"], account["tokens"]["masked"]) == (13, 3)
     finally:
         buffer.close()
         outside.close()

@@ -46,10 +46,10 @@ def one(root: Path, config: Config) -> check_ranks.Trained:
 @pytest.mark.parametrize(
     "layouts",
     [
-        [Layout(1, 1), Layout(2, 1), Layout(1, 1)],
+        pytest.param([Layout(1, 1), Layout(2, 1), Layout(1, 1)], marks=pytest.mark.nightly),
         [Layout(2, 2), Layout(1, 1), Layout(2, 2)],
         [Layout(2, 3), Layout(1, 3), Layout(2, 3)],
-        [Layout(1, 0), Layout(2, 0), Layout(1, 0)],
+        pytest.param([Layout(1, 0), Layout(2, 0), Layout(1, 0)], marks=pytest.mark.nightly),
     ],
 )
 def test_a_run_goes_on_on_other_ranks_as_if_it_had_not_ended(

@@ -17,7 +17,9 @@ from stream_grpo.weights import adapter as module
 from stream_grpo.weights.adapter import Base, merged
 from stream_grpo.weights.manifest import Adapter, Manifest, Probe, TensorSpec, from_json, to_json
 from stream_grpo.weights.publisher import Publisher
+from stream_grpo.weights.puller import Puller
 from stream_grpo.weights.subscriber import Subscriber
+from tests.weights.test_pull import Both, both  # noqa: F401 (a fixture)
 
 PROBE = Probe(((1, 2, 3),), ((-0.5, -0.25),))
 VERSION = PolicyVersion(0, 1)
@@ -143,3 +145,23 @@ def test_a_manifest_says_whether_it_is_of_an_adapter(base: Base) -> None:
     assert of_adapter.adapter.scaling == 4.0
     with pytest.raises(WeightsError, match="not a manifest"):
         from_json(to_json(of_adapter).replace('"rank"', '"size"'))
+
+
+def test_an_adapter_of_which_a_part_stands_still_is_pulled_and_merged(both: Both, tmp_path: Path, base: Base) -> None:  # noqa: F811
+    publisher, here = Publisher(both.directory, 2, changed_alone=True), tmp_path / "here"
+    of = Adapter(base_sha256=base.sha256, rank=1, alpha=0.5)
+    pulling, given = Puller(both.client, here), []
+    for step in (1, 2):
+        sent = {A: SENT[A], B: step * SENT[B]}
+        publisher.publish(PolicyVersion(0, step), {}, sent, PROBE, adapter=of)
+        before = both.service.status()["bytes_given"]
+        assert pulling.turn() == PolicyVersion(0, step)
+        given.append(both.service.status()["bytes_given"] - before)
+        # B A = [[1, 1], [2, 2], [0, 0]] at step 1 and twice that at step 2; half of it is added.
+        published = Subscriber(here, base).read(PolicyVersion(0, step), EXPECTED)
+        added = published.tensors["proj.weight"] - W0["proj.weight"]
+        assert added.tolist() == [[0.5 * step] * 2, [1.0 * step] * 2, [0.0] * 2]
+        assert torch.equal(published.tensors["norm.weight"], W0["norm.weight"])
+    # A, 2 numbers of 4 bytes, stays where it was written; headers are as long.
+    assert given[0] - given[1] == 8
+    assert published.manifest.held_in == {A: PolicyVersion(0, 1)}

@@ -122,6 +122,29 @@ def test_a_tensor_that_is_not_what_was_named_is_refused(tmp_path: Path) -> None:
         Subscriber(tmp_path).read(v(1), EXPECTED)
 
 
+def test_what_is_read_needs_no_file_any_more(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, 2, changed_alone=True)
+    for step in (0, 1):
+        publisher.publish(v(step), {}, weights(step), PROBE)
+    read = Subscriber(tmp_path).read(v(1), EXPECTED).tensors
+    held = tmp_path / folder_name(v(0)) / "model.safetensors"
+    held.write_bytes(bytes(held.stat().st_size))  # over what a map of it would show
+    assert torch.equal(read["frozen"], weights(0)["frozen"])
+
+
+@pytest.mark.parametrize("changed_alone", [True, False])
+def test_a_manifest_of_before_that_cannot_be_read_stops_nobody_who_needs_nothing_of_it(
+    tmp_path: Path, changed_alone: bool
+) -> None:
+    for step in (0, 1):
+        Publisher(tmp_path, 3).publish(v(step), {}, weights(step), PROBE)
+    (tmp_path / folder_name(v(0)) / MANIFEST_FILE).write_bytes(b"\xff")
+    if not changed_alone:
+        (tmp_path / folder_name(v(1)) / MANIFEST_FILE).unlink()
+    Publisher(tmp_path, 3, changed_alone=changed_alone).publish(v(2), {}, weights(2), PROBE)
+    assert_reads(tmp_path, 2)
+
+
 def test_a_version_whose_holder_is_pruned_meanwhile_gives_the_newest(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, 2, changed_alone=True)
     for step in (0, 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
@@ -19,6 +20,7 @@ from stream_grpo.weights.manifest import Probe, TensorSpec
 from stream_grpo.weights.nccl_sender import KEPT, NcclPublisher, NcclSender, Source
 from stream_grpo.weights.nccl_subscriber import NcclSubscriber, RemoteWeights
 from stream_grpo.weights.publisher import Publisher
+from stream_grpo.weights.subscriber import Subscriber
 
 PROBE = Probe(((1, 2, 3),), ((-1.0, -1.0),))
 EXPECTED = {"b": TensorSpec((2, 3), "float32"), "a": TensorSpec((4,), "bfloat16")}
@@ -80,8 +82,11 @@ def learner(tmp_path: Path, groups: Groups) -> Iterator[Learner]:
     found.end()
 
 
-def subscriber(directory: Path) -> NcclSubscriber:
-    return NcclSubscriber(directory, lambda address: Client(address, name="sampler-0", peer="learner", resend_s=0.1))
+def subscriber(directory: Path, wait_s: float = 10.0) -> NcclSubscriber:
+    def connect(address: str) -> Client:
+        return Client(address, name="sampler-0", peer="learner", resend_s=0.1)
+
+    return NcclSubscriber(directory, connect, wait_s)
 
 
 def remote(weights: Any) -> RemoteWeights:
@@ -130,7 +135,10 @@ def test_what_is_held_stays_and_what_was_missed_gives_way_to_the_newest(
     init = remote(held.tensors).receive(1).init_info
     assert init is not None
     assert torch.equal(groups.take(init["master_port"], ["a", "b"])["b"], torch.full((2, 3), 1.0))
-    assert subscriber(tmp_path).read(PolicyVersion(0, 1), EXPECTED).manifest.version == PolicyVersion(0, 2)
+    # Whoever saw `latest` before it moved gets what is still there, and the newest where nothing is.
+    assert subscriber(tmp_path).read(PolicyVersion(0, 1), EXPECTED).manifest.version == PolicyVersion(0, 1)
+    learner.publish(3)
+    assert subscriber(tmp_path).read(PolicyVersion(0, 2), EXPECTED).manifest.version == PolicyVersion(0, 3)
 
 
 def test_what_a_sampler_that_left_holds_is_let_go(tmp_path: Path, learner: Learner) -> None:
@@ -159,11 +167,69 @@ def test_a_learner_that_was_started_again_is_found(tmp_path: Path, learner: Lear
     remote(sampler.read(PolicyVersion(0, 1), EXPECTED).tensors).receive(1)
     again = Learner(tmp_path, groups)
     try:
-        again.publish(2)
-        weights = remote(sampler.read(PolicyVersion(0, 2), EXPECTED).tensors)
-        assert weights.receive(1).init_info is not None
+        # While it restores it offers nothing, and the file still names what the one before it published.
+        assert sampler.newest() == PolicyVersion(0, 1)
+        impatient = subscriber(tmp_path, wait_s=0.2)
+        with pytest.raises(WeightsError, match=r"waited 0.2 s for the learner .* learner refused 'hold': .*nothing is"):
+            impatient.read(PolicyVersion(0, 1), EXPECTED)
+        soon = threading.Timer(0.3, again.publish, (2,))
+        soon.start()
+        published = sampler.read(PolicyVersion(0, 1), EXPECTED)
+        soon.join()
+        assert published.manifest.version == PolicyVersion(0, 2)
+        assert remote(published.tensors).receive(1).init_info is not None
     finally:
         again.end()
+
+
+def test_what_is_offered_before_its_files_are_there_is_waited_for(
+    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner.publish(1)
+    offered, may_publish = threading.Event(), threading.Event()
+    publish = Publisher.publish
+
+    def late(*arguments: Any, **more: Any) -> Any:
+        offered.set()
+        assert may_publish.wait(10)
+        return publish(*arguments, **more)
+
+    monkeypatch.setattr(Publisher, "publish", late)
+    publishing = threading.Thread(target=learner.publish, args=(2,))
+    publishing.start()
+    assert offered.wait(10)
+    threading.Timer(0.2, may_publish.set).start()
+    # Version 1 is held by nobody, and of version 2 there is no manifest yet.
+    assert subscriber(tmp_path).read(PolicyVersion(0, 1), EXPECTED).manifest.version == PolicyVersion(0, 2)
+    publishing.join()
+
+
+def test_tensors_that_nobody_holds_leave_with_the_next_version(tmp_path: Path, learner: Learner) -> None:
+    seen, sampler = [], subscriber(tmp_path)
+    for step in range(1, 5):
+        tensor = torch.full((2, 3), float(step))
+        seen.append(weakref.ref(tensor))
+        tensors = {"b": tensor, "a": torch.zeros(4, dtype=torch.bfloat16)}
+        learner.publisher.publish(PolicyVersion(0, step), {}, tensors, PROBE)
+        if step == 2:
+            sampler.read(PolicyVersion(0, 2), EXPECTED)
+        del tensor, tensors
+    # The one that is held, and the newest.
+    assert [ref() is not None for ref in seen] == [False, True, False, True]
+
+
+def test_what_was_published_the_other_way_counts_as_nothing(tmp_path: Path, learner: Learner) -> None:
+    files, sampler = Subscriber(tmp_path), subscriber(tmp_path)
+    learner.publish(1)
+    assert (files.newest(), sampler.newest()) == (None, PolicyVersion(0, 1))
+    tensors = {"b": torch.ones(2, 3), "a": torch.ones(4, dtype=torch.bfloat16)}
+    Publisher(tmp_path, 3).publish(PolicyVersion(0, 2), {}, tensors, PROBE)
+    assert files.newest() == PolicyVersion(0, 2)
+    assert torch.equal(files.read(PolicyVersion(0, 2), EXPECTED).tensors["b"], tensors["b"])
+    again = subscriber(tmp_path)
+    assert again.newest() is None
+    learner.publish(3)
+    assert again.newest() == PolicyVersion(0, 3)
 
 
 def test_tensors_of_another_model_are_refused_by_name_before_anything_is_sent(

@@ -87,12 +87,13 @@ function shade(age, bound) {
 function page(group, bound) {
   const ages = [...new Set(group.rollouts.flatMap(({ spans }) => spans.map(({ age }) => age)))].filter((age) => age !== null).sort((a, b) => a - b);
   const isMixed = group.rollouts.some(({ spans }) => spans.some(({ mixed }) => mixed));
+  const hasTrunk = group.rollouts.some(({ spans }) => spans.some(({ version, is_trained }) => version !== null && !is_trained));
   return [
     h("h3", {}, group.problem_id),
     h("p", { class: "quiet" }, [group.group_id, group.domain || null, group.state.replace("_", " "), group.reason || null, `learner ${group.learner}`, group.sampler_id, clock(group.came_at_s), `${number(group.seconds)} s`].filter(Boolean).join(" · ")),
     h("h4", {}, "Prompt"), h("pre", { tabindex: "0", "aria-label": "prompt" }, group.prompt),
     group.is_text ? null : h("p", { class: "quiet" }, "The tokenizer of this run is not on this machine: token ids are shown."),
-    h("p", { class: "ages" }, "Age of tokens, in learner steps: ", ...ages.flatMap((age) => [h("span", { class: `age ${shade(age, bound)}` }, String(age)), " "]), "The small number stands where an age begins.", isMixed ? " Dotted: sampled on a cache of older weights." : ""),
+    h("p", { class: "ages" }, "Age of tokens, in learner steps: ", ...ages.flatMap((age) => [h("span", { class: `age ${shade(age, bound)}` }, String(age)), " "]), "The small number stands where an age begins.", isMixed ? " Dotted: sampled on a cache of older weights." : "", hasTrunk ? " In italics: the trunk of its group, sampled and not trained." : ""),
     ...group.rollouts.map((rollout, i) => completion(rollout, i, bound)),
   ].filter(Boolean);
 }
@@ -106,8 +107,8 @@ function completion(rollout, i, bound) {
     h("p", { class: "evidence" }, h("b", {}, `${rollout.verifier}: `), rollout.evidence || "no evidence given", components.length ? ` (${components.join(", ")})` : ""));
 }
 
-function stretch({ text, age, version, mixed }, bound) {
+function stretch({ text, age, version, mixed, is_trained }, bound) {
   if (version === null) return [h("span", { class: "context", title: "context, not sampled" }, text)];
-  const title = `version ${version}, age ${age ?? "unknown"}${mixed ? ", on a cache of older weights" : ""}`;
-  return [h("sup", { title }, String(age ?? "?")), h("span", { class: `age ${shade(age, bound)}${mixed ? " mixed" : ""}`, title }, text)];
+  const title = `version ${version}, age ${age ?? "unknown"}${mixed ? ", on a cache of older weights" : ""}${is_trained ? "" : ", trunk of its group, not trained"}`;
+  return [h("sup", { title }, String(age ?? "?")), h("span", { class: `age ${shade(age, bound)}${mixed ? " mixed" : ""}${is_trained ? "" : " trunk"}`, title }, text)];
 }
