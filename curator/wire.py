@@ -295,8 +295,8 @@ class Client:
         server that withholds an answer by design is not flooded with bodies. A server that restarts has every message
         younger than `resend_s` within `resend_s`, and all others within MAX_RESEND_S.
         """
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
+        # The process's own context: one that is collected in a cycle with its socket waits for that socket for ever.
+        self._socket = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._socket.setsockopt(zmq.IDENTITY, f"{name}/{uuid.uuid4().hex[:12]}".encode())
@@ -391,4 +391,3 @@ class Client:
     def close(self) -> None:
         """Close at once; unanswered messages are the caller's to send again."""
         self._socket.close()
-        self._context.term()

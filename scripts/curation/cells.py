@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,7 +116,8 @@ def _figures_of(cells: Sequence[Cell], num_jobs: int, until: float) -> Iterator[
             if (figures := _run_before(cell, until)) is not None:
                 yield cell, figures
         return
-    with ProcessPoolExecutor(num_jobs) as executor:
+    # A fork copies threads' locks, and needs as much memory again as the process that forks.
+    with ProcessPoolExecutor(num_jobs, get_context("spawn")) as executor:
         futures = {executor.submit(_run_before, cell, until): cell for cell in cells}
         for future in as_completed(futures):
             if (figures := future.result()) is not None:

@@ -1,5 +1,6 @@
 """Messages arrive once, answers are given again to repeats, and every wait ends."""
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -290,3 +291,15 @@ def test_a_call_that_no_connection_takes_ends_by_its_deadline() -> None:
         client._socket.disconnect(server.address)
         with pytest.raises(WireTimeout, match="did not answer 'next'"):
             client.call("next", timeout_s=0.2)
+
+
+def test_a_client_that_is_forgotten_in_a_cycle_is_collected() -> None:
+    # Of five, as each alone may be collected socket first.
+    for _ in range(5):
+        client = Client("tcp://127.0.0.1:9", name="forgotten")
+        client.itself = client  # type: ignore[attr-defined]
+    del client
+    collected = threading.Thread(target=gc.collect, daemon=True)
+    collected.start()
+    collected.join(10)
+    assert not collected.is_alive()

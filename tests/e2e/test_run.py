@@ -144,8 +144,8 @@ def test_every_figure_that_it_wrote_is_in_the_registry(run: Run) -> None:
 
 def test_an_alarm_is_written_and_said(run: Run) -> None:
     first = run.lines("alarm")[0]
-    assert (first["name"], first["source"]) == ("no_signal", "launcher")
-    assert f"alarm (no_signal): {first['sentence']}\n    likely cause: {first['cause']}\n" in run.output
+    assert (first["name"], first["source"]) == ("mismatch", "launcher")
+    assert f"alarm (mismatch): {first['sentence']}\n    likely cause: {first['cause']}\n" in run.output
 
 
 def test_at_age_0_every_group_is_of_the_learners_own_weights(made: Path, tmp_path: Path) -> None:
