@@ -80,6 +80,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def made(pytestconfig: pytest.Config) -> Path:
     """The folder of `make-model`."""
+    if MAKING not in pytestconfig.stash:  # for a test of another folder
+        pytestconfig.stash[MAKING] = Making()
     return pytestconfig.stash[MAKING].wait()
 
 
@@ -132,8 +134,8 @@ class Live:
 
     def __init__(self, command: list[str], run_dir: Path) -> None:
         self._run_dir = run_dir
-        # A shell that starts jobs in the background has SIGINT ignored, and children inherit that, but no handler. It is
-        # set here: with a function to call in the child, all memory of this process would be forked.
+        # A shell that starts jobs in the background has SIGINT ignored, and children inherit that, but no handler. One
+        # is set here: with a function to call in the child, all memory of this process would be forked.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             self._process = subprocess.Popen(

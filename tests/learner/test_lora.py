@@ -369,7 +369,9 @@ def adapter_of_world(crew: Crew, model_dir: Path, folder: Path, zero_stage: Any)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "zero_stage", [pytest.param(0, marks=pytest.mark.nightly), 1, pytest.param(2, marks=pytest.mark.nightly), 3]
+)
 def test_two_ranks_train_the_same_adapter_as_one(
     engine: LearnerEngine, model_dir: Path, tmp_path: Path, zero_stage: Any
 ) -> None:
