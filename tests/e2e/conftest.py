@@ -61,6 +61,11 @@ class Making:
 MAKING: pytest.StashKey[Making] = pytest.StashKey()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of runs come last: until then their model is made."""
+    items.sort(key=lambda item: "made" in needs(item))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin to make the model as soon as it is known that a test needs it."""
     if not session.config.option.collectonly and any("made" in needs(item) for item in session.items):
