@@ -296,7 +296,8 @@ class Client:
         younger than `resend_s` within `resend_s`, and all others within MAX_RESEND_S.
         """
         # The process's own context: one that is collected in a cycle with its socket waits for that socket for ever.
-        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._socket.setsockopt(zmq.IDENTITY, f"{name}/{uuid.uuid4().hex[:12]}".encode())

@@ -119,7 +119,7 @@ def gradient(recipe: Recipe, inputs: LossInputs, **given: Any) -> tuple[float, T
 
 @pytest.mark.parametrize("name", RECIPES)
 @given(seed=st.integers(0, 10**6), far=st.booleans(), second_pass=st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_value_and_gradient_are_those_of_the_slow_loop(name: str, seed: int, far: bool, second_pass: bool) -> None:
     recipe, inputs = RECIPES[name], draw(seed, far=far, second_pass=second_pass)
     value, gradient_BT = gradient(recipe, inputs)
@@ -132,7 +132,7 @@ def test_value_and_gradient_are_those_of_the_slow_loop(name: str, seed: int, far
 
 @pytest.mark.parametrize("name", RECIPES)
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_with_matched_policies_every_recipe_is_reinforce(name: str, seed: int) -> None:
     # All ratios are 1: every weight is 1, every correction 1, no mask rejects; a KL is at its minimum.
     recipe, inputs = RECIPES[name], draw(seed, matched=True)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -37,12 +38,56 @@ class Run:
         return [line for line in map(json.loads, lines) if line["event"] == event]
 
 
+class Making:
+    """`make-model` in the background: it takes a minute on one core, while the tests before those of runs go on."""
+
+    def __init__(self) -> None:
+        self._folder = TemporaryDirectory(prefix="stream-grpo-made-")
+        self.out = Path(self._folder.name) / "arithmetic"
+        command = [*COMMAND, "make-model", str(self.out)]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def wait(self) -> Path:
+        output, _ = self._process.communicate()
+        assert self._process.returncode == 0, output
+        return self.out
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+MAKING: pytest.StashKey[Making] = pytest.StashKey()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of runs come last: until then their model is made."""
+    items.sort(key=lambda item: "made" in needs(item))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin to make the model as soon as it is known that a test needs it."""
+    if not session.config.option.collectonly and any("made" in needs(item) for item in session.items):
+        session.config.stash[MAKING] = Making()
+
+
+def needs(item: pytest.Item) -> list[str]:
+    """The fixtures of a test of this folder; others may have one of the same name."""
+    return list(getattr(item, "fixturenames", ())) if Path(__file__).parent in item.path.parents else []
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if making := config.stash.get(MAKING, None):
+        making.end()
+
+
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(pytestconfig: pytest.Config) -> Path:
     """The folder of `make-model`."""
-    out = tmp_path_factory.mktemp("made") / "arithmetic"
-    subprocess.run([*COMMAND, "make-model", str(out)], check=True, cwd=ROOT)
-    return out
+    if MAKING not in pytestconfig.stash:  # for a test of another folder
+        pytestconfig.stash[MAKING] = Making()
+    return pytestconfig.stash[MAKING].wait()
 
 
 def arguments(made: Path, root: Path, name: str, **settings: object) -> list[str]:
@@ -73,13 +118,13 @@ REWARDS: dict[str, object] = {
 
 @pytest.fixture(scope="session")
 def run(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A whole run, rewarded by a composition: evaluated, trained for 24 steps, evaluated on the way and after it."""
+    """A whole run, rewarded by a composition: evaluated, trained for 16 steps, evaluated on the way and after it."""
     root = tmp_path_factory.mktemp("runs")
     settings: dict[str, object] = {
-        "run.num_steps": 24,
+        "run.num_steps": 16,
         "evaluation.num_problems": 100,
         "evaluation.num_samples": 8,
-        "evaluation.interval": 12,
+        "evaluation.interval": 8,
         "evaluation.interval_samples": 2,
         "alarms.mismatch": 1e-12,  # which two engines in float32 always exceed
         **REWARDS,
@@ -94,16 +139,20 @@ class Live:
 
     def __init__(self, command: list[str], run_dir: Path) -> None:
         self._run_dir = run_dir
-        # A shell that starts jobs in the background has SIGINT ignored, and children inherit that.
-        self._process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+        # A shell that starts jobs in the background has SIGINT ignored, and children inherit that, but no handler. One
+        # is set here: with a function to call in the child, all memory of this process would be forked.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s

@@ -33,6 +33,7 @@ def adapted(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         "algo.kl_reference": "fixed",
         "evaluation.num_problems": 8,
         "evaluation.num_samples": 2,
+        "evaluation.num_engines": 1,
         "evaluation.interval": 0,
     }
     done = subprocess.run(arguments(made, root, "adapted", **settings), cwd=ROOT, capture_output=True, text=True)

@@ -28,7 +28,7 @@ def test_a_sampler_comes_and_another_goes_while_the_run_goes_on(
     made: Path, tmp_path: Path, live: Callable[[list[str], Path], Live]
 ) -> None:
     run = tmp_path / "r"
-    settings = {"run.num_steps": 50, "evaluation.num_problems": 0, "evaluation.interval": 0}
+    settings = {"run.num_steps": 36, "evaluation.num_problems": 0, "evaluation.interval": 0}
     training = live(arguments(made, tmp_path, "r", **settings), run)
 
     def lines(event: str) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def test_a_sampler_comes_and_another_goes_while_the_run_goes_on(
     assert code == 0, output
     assert "sampler-0 has left: its groups are handed over" in output
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["steps"] == 50
+    assert summary["steps"] == 36
     assert summary["ledger_closes"]
     refused = subprocess.run([*COMMAND, "samplers", str(run)], cwd=ROOT, capture_output=True, text=True)
     assert refused.returncode == 1

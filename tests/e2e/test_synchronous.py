@@ -37,19 +37,23 @@ class Both:
 
 @pytest.fixture(scope="module")
 def both(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Both:
-    """Five steps over the sockets, and the same five in one loop, each in a process of its own."""
+    """Five steps over the sockets, and the same five in one loop, each in a process of its own, side by side."""
     import torch
 
     root = tmp_path_factory.mktemp("runs")
-    for way in ("transport", "sequential"):
-        path = root / f"{way}.toml"
-        path.write_text(to_toml(configuration(made, root, way)))
-        command = [sys.executable, "-m", "tests.e2e.synchronous", way, str(path)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    started = [start(made, root, way) for way in ("transport", "sequential")]
+    outputs = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
     run_dir, sequential_dir = root / "transport", root / "sequential"
     log = pa.ipc.open_stream(run_dir / "journal" / "transitions-000001.arrow").read_all().to_pylist()
     return Both(run_dir, log, torch.load(sequential_dir / RESULT, weights_only=False), sequential_dir / ENGINE)
+
+
+def start(made: Path, root: Path, way: str) -> subprocess.Popen[str]:
+    path = root / f"{way}.toml"
+    path.write_text(to_toml(configuration(made, root, way)))
+    command = [sys.executable, "-m", "tests.e2e.synchronous", way, str(path)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def configuration(made: Path, root: Path, name: str) -> Config:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
 from stream_grpo.types import Decision, EndReason, RewardResult, Rollout, RolloutGroup
+
+if TYPE_CHECKING:
+    from stream_grpo.learner.engine import LearnerEngine
 
 
 def make_rollout(
@@ -62,6 +66,13 @@ def make_random_groups(num_groups: int, group_size: int, vocab_size: int, seed: 
             rollouts.append(make_rollout(prompt, response, float(i == 0), logprobs.tolist()))
         groups.append(make_group(f"g{g}", rollouts))
     return groups
+
+
+def learner_engine(*arguments: Any, **settings: Any) -> LearnerEngine:
+    """A LearnerEngine. DeepSpeed takes seconds to import: fast tests, collected with these, need not wait for it."""
+    from stream_grpo.learner.engine import LearnerEngine
+
+    return LearnerEngine(*arguments, **settings)
 
 
 @pytest.fixture(scope="session")

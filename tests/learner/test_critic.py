@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,10 +18,13 @@ from stream_grpo.config import Learner
 from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.batching import make_train_batch
 from stream_grpo.learner.critic import FOLDER, ValueNet
-from stream_grpo.learner.engine import LearnerEngine
 from stream_grpo.learner.first_pass import tensors_of
 from stream_grpo.learner.train_step import TrainStep
+from tests.learner.conftest import learner_engine
 from tests.learner.test_learner_engine import SETTINGS, VOCAB, Groups, digest
+
+if TYPE_CHECKING:
+    from stream_grpo.learner.engine import LearnerEngine
 
 LEARNER = Learner(learning_rate=1e-2, max_grad_norm=0.5, microbatch_tokens=60, weight_decay=0.1)
 PPO = Recipe.model_validate(PRESETS["ppo"].recipe.model_dump() | {"critic_rate": 0.5})
@@ -42,7 +45,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model_dir: Path, process_group: None) -> Iterator[LearnerEngine]:
-    engine = LearnerEngine(model_dir, learner=LEARNER, recipe=PPO, **SETTINGS)
+    engine = learner_engine(model_dir, learner=LEARNER, recipe=PPO, **SETTINGS)
     yield engine
     engine.close()
 
@@ -65,7 +68,7 @@ def test_the_critics_steps_equal_plain_adamw(
     recomputes: bool,
 ) -> None:
     learner = LEARNER.model_copy(update={"zero_stage": zero_stage, "activation_checkpointing": recomputes})
-    other = LearnerEngine(model_dir, learner=learner, recipe=PPO, **SETTINGS)
+    other = learner_engine(model_dir, learner=learner, recipe=PPO, **SETTINGS)
     net = ValueNet(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager"))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.5e-2, betas=LEARNER.adam_betas, weight_decay=0.1)
     step = step_of(other, learner)
@@ -99,7 +102,7 @@ def test_the_critic_starts_at_0_and_leaves_the_policys_weights_alone(
     model_dir: Path,
     random_groups: Groups,
 ) -> None:
-    fresh = LearnerEngine(model_dir, learner=LEARNER, recipe=PPO, **SETTINGS)
+    fresh = learner_engine(model_dir, learner=LEARNER, recipe=PPO, **SETTINGS)
     assert not values_of(fresh, torch.arange(12)[None]).any()
     assert fresh.critic is not None
     before = digest(fresh)
@@ -144,7 +147,7 @@ def test_a_restored_critic_continues_bit_for_bit(
     losses = [step.run(batch)["value_loss"] for batch in batches]
     ids = torch.arange(20).reshape(2, 10)
     after = values_of(engine, ids)
-    fresh = LearnerEngine(model_dir, learner=LEARNER, recipe=PPO, **(SETTINGS | {"seed": 1}))
+    fresh = learner_engine(model_dir, learner=LEARNER, recipe=PPO, **(SETTINGS | {"seed": 1}))
     again = step_of(fresh)
     again.restore(fresh.load(tmp_path))
     assert [again.run(batch)["value_loss"] for batch in batches] == losses

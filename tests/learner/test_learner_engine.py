@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,11 +19,14 @@ from stream_grpo.algo.recipe import Recipe
 from stream_grpo.config import Learner
 from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.batching import TrainBatch, make_train_batch
-from stream_grpo.learner.engine import LearnerEngine
 from stream_grpo.learner.forward import Distribution
 from stream_grpo.learner.train_step import TrainStep
 from stream_grpo.types import RolloutGroup
 from stream_grpo.weights.fingerprint import NUM_TOKENS, Recorder, decoder_modules, relative_gaps
+from tests.learner.conftest import learner_engine
+
+if TYPE_CHECKING:
+    from stream_grpo.learner.engine import LearnerEngine
 
 VOCAB, TEMPERATURE = 32, 0.8
 SETTINGS: dict[str, Any] = {"dtype": "float32", "distribution": Distribution(temperature=TEMPERATURE), "seed": 0}
@@ -49,7 +52,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model_dir: Path, process_group: None) -> Iterator[LearnerEngine]:
-    engine = LearnerEngine(model_dir, learner=LEARNER, recipe=ON_BEHAVIOR, **SETTINGS)
+    engine = learner_engine(model_dir, learner=LEARNER, recipe=ON_BEHAVIOR, **SETTINGS)
     yield engine
     engine.close()
 
@@ -94,7 +97,7 @@ def test_train_steps_of_every_zero_stage_equal_plain_adamw(
     engine: LearnerEngine, model_dir: Path, random_groups: Groups, zero_stage: int
 ) -> None:
     # `engine` is there for its process group. Stage 3 sums in another order, and Adam makes that a little larger.
-    other = LearnerEngine(
+    other = learner_engine(
         model_dir, learner=LEARNER.model_copy(update={"zero_stage": zero_stage}), recipe=ON_BEHAVIOR, **SETTINGS
     )
     assert gap_to_plain_adamw(other, model_dir, random_groups) < 1e-4
@@ -103,7 +106,7 @@ def test_train_steps_of_every_zero_stage_equal_plain_adamw(
 def test_train_steps_with_shared_prompts_equal_plain_adamw(
     engine: LearnerEngine, model_dir: Path, random_groups: Groups
 ) -> None:
-    other = LearnerEngine(model_dir, learner=LEARNER, recipe=ON_BEHAVIOR, **SETTINGS)
+    other = learner_engine(model_dir, learner=LEARNER, recipe=ON_BEHAVIOR, **SETTINGS)
     assert other.attention_cost is not None
     assert gap_to_plain_adamw(other, model_dir, random_groups, attention_cost=0.0) < 1e-5
 
@@ -115,7 +118,7 @@ def test_train_steps_that_save_memory_equal_plain_adamw(
     # Logits of 16 positions at a time, layers computed again, rows of several groups.
     saving = {"logits_bytes": 16 * 4 * VOCAB, "activation_checkpointing": True, "packing": True}
     learner = LEARNER.model_copy(update=saving | {"zero_stage": zero_stage})
-    other = LearnerEngine(model_dir, learner=learner, recipe=ON_BEHAVIOR, **SETTINGS)
+    other = learner_engine(model_dir, learner=learner, recipe=ON_BEHAVIOR, **SETTINGS)
     assert gap_to_plain_adamw(other, model_dir, random_groups, attention_cost=0.0, packing=True) < 1e-4
 
 
@@ -171,7 +174,7 @@ def test_a_restored_engine_continues_bit_for_bit(
     losses = [train_step.run(b)["loss"] for b in batches]
     after = digest(engine)
     assert before != after
-    fresh = LearnerEngine(model_dir, learner=LEARNER, recipe=ON_BEHAVIOR, **(SETTINGS | {"seed": 1}))
+    fresh = learner_engine(model_dir, learner=LEARNER, recipe=ON_BEHAVIOR, **(SETTINGS | {"seed": 1}))
     for restored in (engine, fresh):
         again = step_of(restored)
         again.restore(restored.load(tmp_path))
@@ -204,7 +207,7 @@ def test_fingerprints_are_those_of_each_sequence_alone_and_of_its_start(
     engine: LearnerEngine, model_dir: Path, zero_stage: Any
 ) -> None:
     # `engine` is there for its process group.
-    other = LearnerEngine(model_dir, learner=Learner(zero_stage=zero_stage), recipe=ON_BEHAVIOR, **SETTINGS)
+    other = learner_engine(model_dir, learner=Learner(zero_stage=zero_stage), recipe=ON_BEHAVIOR, **SETTINGS)
     sequences = [[3, 1, 4, 1, 5], [5, 3], list(range(32)) + [9] * 8]
     got = other.fingerprints(sequences)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager")
@@ -259,7 +262,7 @@ def test_learning_rate_zero_leaves_the_weights_bit_for_bit(
     # Two passes of two updates with a recomputed proximal policy: all of it at once, under the other ZeRO stages.
     learner = Learner(learning_rate=0, weight_decay=0.1, zero_stage=zero_stage, num_epochs=2, num_minibatches=2)
     recipe = PRESETS["tis"].recipe
-    still = LearnerEngine(model_dir, learner=learner, recipe=recipe, **SETTINGS)
+    still = learner_engine(model_dir, learner=learner, recipe=recipe, **SETTINGS)
     train_step = step_of(still, recipe, learner)
     before = digest(still)
     groups = random_groups(4, 4, VOCAB, 1)
@@ -277,7 +280,7 @@ def test_learning_rate_zero_leaves_the_weights_bit_for_bit(
 def test_a_loss_that_is_not_finite_stops_before_the_update(
     model_dir: Path, engine: LearnerEngine, random_groups: Groups
 ) -> None:
-    broken = LearnerEngine(model_dir, learner=LEARNER, recipe=ON_BEHAVIOR, **SETTINGS)
+    broken = learner_engine(model_dir, learner=LEARNER, recipe=ON_BEHAVIOR, **SETTINGS)
     train_step = step_of(broken)
     batch = batch_of(train_step, random_groups(1, 4, VOCAB, 1))
     batch.minibatches[0].microbatches[0].advantages_B[0] = np.nan

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -22,7 +22,6 @@ from stream_grpo.config_lora import Lora
 from stream_grpo.errors import CheckpointError, ConfigError
 from stream_grpo.learner.batching import make_train_batch
 from stream_grpo.learner.crew import Crew
-from stream_grpo.learner.engine import LearnerEngine
 from stream_grpo.learner.lora import LoraModel
 from stream_grpo.learner.shares import shares
 from stream_grpo.learner.train_step import TrainStep
@@ -31,9 +30,12 @@ from stream_grpo.weights.adapter import Base
 from stream_grpo.weights.manifest import Probe, TensorSpec, model_tensors
 from stream_grpo.weights.publisher import Publisher
 from stream_grpo.weights.subscriber import Subscriber
-from tests.learner.conftest import make_random_groups
+from tests.learner.conftest import learner_engine, make_random_groups
 from tests.learner.test_learner_engine import SETTINGS, VOCAB, Groups, digest, plain_loss
 from tests.learner.world import run_world
+
+if TYPE_CHECKING:
+    from stream_grpo.learner.engine import LearnerEngine
 
 LORA = Lora(rank=3, alpha=6.0)
 LEARNER = Learner(
@@ -72,7 +74,7 @@ def make_model(path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model_dir: Path, process_group: None) -> Iterator[LearnerEngine]:
-    engine = LearnerEngine(model_dir, learner=LEARNER, recipe=HELD, **SETTINGS)
+    engine = learner_engine(model_dir, learner=LEARNER, recipe=HELD, **SETTINGS)
     yield engine
     engine.close()
 
@@ -111,7 +113,7 @@ def copies(engine: LearnerEngine) -> dict[str, Tensor]:
 def test_what_is_given_out_is_the_adapter_under_peft_s_names_and_at_first_it_changes_nothing(
     model_dir: Path, engine: LearnerEngine
 ) -> None:
-    fresh = LearnerEngine(model_dir, learner=LEARNER, recipe=RLOO, **SETTINGS)
+    fresh = learner_engine(model_dir, learner=LEARNER, recipe=RLOO, **SETTINGS)
     given = copies(fresh)
     # Of 2 layers the projections q, k, v, o, gate, up and down, each with an A and a B; embedding and norms have none.
     assert len(given) == 2 * 7 * 2
@@ -132,7 +134,7 @@ def test_train_steps_equal_plain_adamw_on_the_adapter_alone(
 ) -> None:
     # `engine` is there for its process group.
     learner = LEARNER.model_copy(update={"zero_stage": zero_stage})
-    other = LearnerEngine(model_dir, learner=learner, recipe=RLOO, **SETTINGS)
+    other = learner_engine(model_dir, learner=learner, recipe=RLOO, **SETTINGS)
     model = plain(model_dir)
     lora = LoraModel(model, LORA, model_dir)
     start = copies(other)
@@ -163,7 +165,7 @@ def test_the_reference_is_the_base_bit_for_bit_and_training_goes_on_after_it(
     engine: LearnerEngine, model_dir: Path, zero_stage: Any
 ) -> None:
     learner = LEARNER.model_copy(update={"zero_stage": zero_stage})
-    held = LearnerEngine(model_dir, learner=learner, recipe=HELD, **SETTINGS)
+    held = learner_engine(model_dir, learner=learner, recipe=HELD, **SETTINGS)
     ids = torch.tensor([SEQUENCES[0]])
     before, _ = held.logprobs(ids, ids.shape[1])
     assert torch.equal(held.reference_logprobs(ids, ids.shape[1]), before.detach())
@@ -175,7 +177,7 @@ def test_the_reference_is_the_base_bit_for_bit_and_training_goes_on_after_it(
     assert metrics[0]["k3_reference"] == pytest.approx(0.0, abs=1e-9)
     assert metrics[2]["k3_reference"] > 1e-6
     # The same steps as with a copy of the whole model beside the policy.
-    apart = LearnerEngine(model_dir, learner=learner, recipe=RLOO, **SETTINGS)
+    apart = learner_engine(model_dir, learner=learner, recipe=RLOO, **SETTINGS)
     apart._reference = cast(Any, _Apart(plain(model_dir)))
     trained(apart, (0, 1, 2))
     mine, theirs = copies(held), copies(apart)
@@ -260,7 +262,7 @@ def test_a_checkpoint_holds_the_adapter_alone_and_goes_on_bit_for_bit(
     engine: LearnerEngine, model_dir: Path, tmp_path: Path, zero_stage: Any
 ) -> None:
     learner = LEARNER.model_copy(update={"zero_stage": zero_stage})
-    first = LearnerEngine(model_dir, learner=learner, recipe=HELD, **SETTINGS)
+    first = learner_engine(model_dir, learner=learner, recipe=HELD, **SETTINGS)
     trained(first, (0, 1))
     folder = tmp_path / "checkpoint-0.2" / "engine"
     first.save(folder, {"step": 2})
@@ -271,7 +273,7 @@ def test_a_checkpoint_holds_the_adapter_alone_and_goes_on_bit_for_bit(
     before = digest(first)
     losses = [metrics["loss"] for metrics in trained(first, (2, 3))]
     after = digest(first)
-    again = LearnerEngine(model_dir, learner=learner, recipe=HELD, **(SETTINGS | {"seed": 5}))
+    again = learner_engine(model_dir, learner=learner, recipe=HELD, **(SETTINGS | {"seed": 5}))
     assert digest(again) != before
     assert again.load(folder) == {"step": 2}
     assert digest(again) == before
@@ -279,7 +281,7 @@ def test_a_checkpoint_holds_the_adapter_alone_and_goes_on_bit_for_bit(
     assert [metrics["loss"] for metrics in trained(again, (2, 3))] == losses
     assert digest(again) == after
     for lora in (Lora(), Lora(rank=4, alpha=6.0)):
-        other = LearnerEngine(model_dir, learner=learner.model_copy(update={"lora": lora}), recipe=HELD, **SETTINGS)
+        other = learner_engine(model_dir, learner=learner.model_copy(update={"lora": lora}), recipe=HELD, **SETTINGS)
         with pytest.raises(CheckpointError, match=r"holds an adapter of learner\.lora\.rank = 3"):
             other.load(folder)
 
@@ -292,7 +294,7 @@ def test_an_adapter_that_saves_memory_trains_as_one_that_does_not(
     found = []
     for settings in ({}, saving):
         learner = LEARNER.model_copy(update={"zero_stage": zero_stage, "microbatch_tokens": 110, **settings})
-        other = LearnerEngine(model_dir, learner=learner, recipe=HELD, **SETTINGS)
+        other = learner_engine(model_dir, learner=learner, recipe=HELD, **SETTINGS)
         step, losses = TrainStep(other, HELD, learner, group_size=4, max_new_tokens=8), []
         for seed in range(3):
             batch = make_train_batch(
@@ -322,18 +324,18 @@ def _reference_of(engine: LearnerEngine) -> list[list[float]]:
 
 def test_only_named_layers_get_an_adapter_and_others_are_refused(engine: LearnerEngine, model_dir: Path) -> None:
     named = LORA.model_copy(update={"target_modules": ("q_proj", "v_proj")})
-    some = LearnerEngine(model_dir, learner=LEARNER.model_copy(update={"lora": named}), recipe=RLOO, **SETTINGS)
+    some = learner_engine(model_dir, learner=LEARNER.model_copy(update={"lora": named}), recipe=RLOO, **SETTINGS)
     assert {name.split(".")[-3] for name in copies(some)} == {"q_proj", "v_proj"}
     for target, complaint in [("zproj", "zproj"), ("embed_tokens", "embed_tokens is a Embedding"), ("norm", "norm")]:
         wrong = LORA.model_copy(update={"target_modules": (target,)})
         with pytest.raises(ConfigError, match=rf"learner.lora.target_modules.*{complaint}"):
-            LearnerEngine(model_dir, learner=LEARNER.model_copy(update={"lora": wrong}), recipe=RLOO, **SETTINGS)
+            learner_engine(model_dir, learner=LEARNER.model_copy(update={"lora": wrong}), recipe=RLOO, **SETTINGS)
 
 
 def test_in_bfloat16_the_exported_model_is_the_policy_up_to_rounding(
     engine: LearnerEngine, model_dir: Path, tmp_path: Path
 ) -> None:
-    low = LearnerEngine(model_dir, learner=LEARNER, recipe=HELD, **(SETTINGS | {"dtype": "bfloat16"}))
+    low = learner_engine(model_dir, learner=LEARNER, recipe=HELD, **(SETTINGS | {"dtype": "bfloat16"}))
     trained(low, (0, 1, 2))
     assert {spec.dtype for spec in low.weight_specs().values()} == {"bfloat16"}
     low.export(tmp_path / "model")
@@ -346,7 +348,7 @@ def test_in_bfloat16_the_exported_model_is_the_policy_up_to_rounding(
 def adapter_of_world(crew: Crew, model_dir: Path, folder: Path, zero_stage: Any) -> dict[str, Any]:
     """Two steps on this rank's share, a checkpoint, and what rank 0 publishes and exports; the others take part."""
     learner = LEARNER.model_copy(update={"zero_stage": zero_stage, "num_ranks": crew.num_ranks})
-    engine = LearnerEngine(model_dir, learner=learner, recipe=HELD, **SETTINGS)
+    engine = learner_engine(model_dir, learner=learner, recipe=HELD, **SETTINGS)
     step = TrainStep(engine, HELD, learner, group_size=4, max_new_tokens=8, ranks=crew)
     losses = []
     for seed in (0, 1):
@@ -369,11 +371,13 @@ def adapter_of_world(crew: Crew, model_dir: Path, folder: Path, zero_stage: Any)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "zero_stage", [pytest.param(0, marks=pytest.mark.nightly), 1, pytest.param(2, marks=pytest.mark.nightly), 3]
+)
 def test_two_ranks_train_the_same_adapter_as_one(
     engine: LearnerEngine, model_dir: Path, tmp_path: Path, zero_stage: Any
 ) -> None:
-    alone = LearnerEngine(model_dir, learner=LEARNER, recipe=HELD, **SETTINGS)
+    alone = learner_engine(model_dir, learner=LEARNER, recipe=HELD, **SETTINGS)
     losses = [metrics["loss"] for metrics in trained(alone, (0, 1))]
     expected = copies(alone)
     function = partial(adapter_of_world, model_dir=model_dir, folder=tmp_path, zero_stage=zero_stage)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.config import Learner
-from stream_grpo.learner.engine import LearnerEngine
 from stream_grpo.learner.forward import Distribution
+from tests.learner.conftest import learner_engine
+
+if TYPE_CHECKING:
+    from stream_grpo.learner.engine import LearnerEngine
 
 pytestmark = pytest.mark.engine
 RATE = 2.0**-12
@@ -38,7 +40,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engine_of(model_dir: Path, zero_stage: Any) -> LearnerEngine:
     learner = Learner(learning_rate=RATE, zero_stage=zero_stage, max_grad_norm=1e9)
-    return LearnerEngine(
+    return learner_engine(
         model_dir, learner=learner, recipe=PRESETS["rloo"].recipe, dtype="bfloat16",
         distribution=Distribution(temperature=1.0), seed=0,
     )  # fmt: skip
@@ -64,6 +66,8 @@ def master(engine: LearnerEngine, zero_stage: int) -> Tensor:
         (masters,) = engine._engine.optimizer.fp32_groups
         found: Tensor = masters[names.index(NORM)].detach()
     else:
+        from deepspeed.utils import safe_get_full_fp32_param
+
         found = safe_get_full_fp32_param(dict(engine._module.named_parameters())[NORM])
     assert found.dtype == torch.float32
     return found.clone()

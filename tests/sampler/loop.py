@@ -83,6 +83,8 @@ class Outside:
     """The last block of tickets, until this is set back."""
     held: list[Request] = field(default_factory=list)
     """Questions for tickets that are not answered."""
+    there: dict[str, bytes] = field(default_factory=dict)
+    """Who said hello last under the name of each sampler."""
     plays_buffer: bool = True
     why_not_kept: str = ""
     """Of partials."""
@@ -102,6 +104,7 @@ class Outside:
             kind, fields = request.message.kind, request.message.fields
             if kind == "hello":
                 self.num_hellos += 1
+                self.there[fields["sampler_id"]] = request.sender
                 self.buffer.reply(request, "welcome", {"epoch": 1})
             elif kind == "goodbye":
                 self.num_goodbyes += 1
@@ -131,7 +134,9 @@ class Outside:
 
     def _give_held(self) -> None:
         for request in list(self.held):
-            is_given = bool(self.blocks and request.message.fields["num_wanted"])
+            # What a sampler asked for before it ended is no longer its own to have.
+            is_there = self.there.get(request.message.fields["sampler_id"], request.sender) == request.sender
+            is_given = bool(self.blocks and request.message.fields["num_wanted"] and is_there)
             if is_given and self.holds_last and len(self.blocks) == 1:
                 continue
             self.held.remove(request)
