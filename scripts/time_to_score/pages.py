@@ -134,8 +134,8 @@ def _bounded(found: Found, compared: Mapping[str, Ratio]) -> list[str]:
     most = most_of_overlap(loop["sampler_s"], loop["learner_s"])
     text = (
         f"Missed: {', '.join(f'`{name}`' for name in missed)}. This trainer's {slower} is busy {busy:.0%} of the time "
-        f"and takes {step_s:.2f} s a step, which no overlap makes shorter; both halves wholly overlapped are {most:.2f} "
-        f"times as fast as one after the other."
+        f"and takes {step_s:.2f} s a step, which no overlap makes shorter; both halves wholly overlapped are "
+        f"{most:.2f} times as fast as one after the other."
     )
     steps = {name: median(_steps(found[name])) for name in ("default", *PEERS) if name in found}
     if len(steps) > 1:
