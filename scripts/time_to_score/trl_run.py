@@ -1,7 +1,8 @@
 """One training by TRL's GRPOTrainer, in TRL's own environment; its only argument is a JSON object.
 
-Weights are saved with the time they were reached at, which leaves out what saving took. With `save_every` it leaves
-checkpoints, and ends after `stop_after_s` seconds of training; the same request again goes on from the newest.
+Weights are saved every so many steps, or every `every_s` seconds, with the time they were reached at, which leaves out
+what saving took. With `save_every` it leaves checkpoints, and ends after `stop_after_s` seconds of training; the same
+request again goes on from the newest.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ CLOCK = "clock.json"
 class Clock(TrainerCallback):
     """Saves weights as training goes, and keeps the time, over all pieces of it."""
 
-    def __init__(self, folder: Path, every: int, stop_after_s: float | None) -> None:
-        self._folder, self._every, self._stop_after_s = folder, every, stop_after_s
+    def __init__(
+        self, folder: Path, every: int | None = None, every_s: float | None = None, stop_after_s: float | None = None
+    ) -> None:
+        self._folder, self._every, self._every_s, self._stop_after_s = folder, every, every_s, stop_after_s
         self._before_s = self._off_s = self._begun = self._step_ended = 0.0
         self.num_tokens, self.generate_s = 0, 0.0
         """Generated so far, and the seconds of that."""
@@ -66,10 +69,17 @@ class Clock(TrainerCallback):
         is_up = self._stop_after_s is not None and seconds - self._before_s >= self._stop_after_s
         if is_up:
             control.should_save = control.should_training_stop = True
-        if state.global_step % self._every == 0 or state.global_step == state.max_steps:
+        if is_up or state.global_step == state.max_steps or self._is_due(state.global_step, seconds):
             self._save(given["model"], state.global_step, seconds)
         self._step_ended = time.perf_counter()
         self._off_s += self._step_ended - begun
+
+    def _is_due(self, step: int, seconds: float) -> bool:
+        if self._every is not None:
+            return step % self._every == 0
+        return self._every_s is not None and seconds >= self._every_s * (
+            1 + int(self.found[-1]["seconds"] / self._every_s)
+        )
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Leave the time in the checkpoint; what it took to write is off the clock."""
@@ -93,7 +103,7 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     torch.set_num_threads(options["num_threads"])
     folder = Path(options["folder"])
-    clock = Clock(folder, options["every"], options.get("stop_after_s"))
+    clock = Clock(folder, options.get("every"), options.get("every_s"), options.get("stop_after_s"))
     checkpoint = newest_checkpoint(folder / "trainer")
     if checkpoint is not None:
         clock.read(checkpoint)
@@ -113,6 +123,7 @@ def main() -> None:
         "began_s": clock.began_s,
         "snapshots": clock.found,
         "loop": loop,
+        "seconds": seconds,
         "is_done": steps >= options["num_steps"],
         "versions": {name: importlib.metadata.version(name) for name in ("trl", "transformers", "torch")},
         "server_needs_cuda": server_needs_cuda(),
