@@ -161,11 +161,12 @@ def test_runs_of_one_age_are_a_row_over_their_seeds_and_problems(tmp_path: Path)
     cells = runs.cells([0, 4], [1, 2])
     assert [cell.name for cell in cells] == ["age-0_seed-1", "age-4_seed-1", "age-0_seed-2", "age-4_seed-2"]
     before = {"a": [1, 4], "b": [2, 4], "never scored": [0, 0]}
+    # Seconds, and passes of a and of b; the last of the four is not there yet.
+    ended = {"age-0_seed-1": (60.0, 2, 2), "age-4_seed-1": (40.0, 4, 4), "age-0_seed-2": (80.0, 3, 4)}
     made = {
         name: {"age": 1.5, "seconds": seconds, "counts": {"a": [a, 4], "b": [b, 4], "never scored": [4, 4]}}
-        # The last of the four is not there yet.
-        for name, seconds, a, b in (("age-0_seed-1", 60.0, 2, 2), ("age-4_seed-1", 40.0, 4, 4), ("age-0_seed-2", 80.0, 3, 4))
-    }  # fmt: skip
+        for name, (seconds, a, b) in ended.items()
+    }
     first, second = runs.rows(made, before, [0, 4], [1, 2])
     # Age 0: rises of 1/4 and 0 with seed 1, 1/2 and 1/2 with seed 2, 5/16 in the mean; scores 1/2, 1/2, 3/4, 1.
     assert first[:6] == (0, 2, 1.5, 70.0, 60.0, 80.0)

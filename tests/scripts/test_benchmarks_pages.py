@@ -222,8 +222,8 @@ def trained(trainer: str, curve: list[smollm2_cells.Score], steps: int) -> dict[
     answer = {"domain": "sum-1", "asked": "2 + 3 = ?", "gold": "5", "before": "It is\n`2 | 3`", "after": "5"}
     return {
         "key": trainer, "trainer": trainer, "curve": curve, "rise": [0.4, 0.3, 0.5], "num_scored": 320,
-        "num_samples": 4, "loop": loop, "versions": {}, "memory": {}, "minutes": 10.0, "answers": [answer], "made": MADE,
-        "settings": {"learning_rate": 3e-5, "groups_per_step": 8},
+        "num_samples": 4, "loop": loop, "versions": {}, "memory": {}, "minutes": 10.0, "answers": [answer],
+        "made": MADE, "settings": {"learning_rate": 3e-5, "groups_per_step": 8},
     }  # fmt: skip
 
 
