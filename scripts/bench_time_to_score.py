@@ -4,7 +4,8 @@ All begin with the same weights and have the same pool, reward, group size and b
 own. Trainings leave weights with their times as they go, which are scored afterwards, off every clock. The clock runs
 from the first sampling; what came before, imports and loading, is told apart. A training or score that is there is
 kept: results.jsonl in --root has a line for each training, and the next call goes on. --phase train needs an idle
-machine, score and report do not. vs_trl, vs_sync_uniform: seconds to the target over this trainer's; tokens_vs_uniform:
+machine, score and report do not; --phase tune gives TRL four learning rates to choose from, before its first training.
+vs_trl, vs_sync_uniform: seconds to the target over this trainer's; tokens_vs_uniform:
 generated tokens. Medians over seeds. A contestant that never reaches the target counts with all it has spent, which is
 a bound. Exit code 3: not all of it is there yet.
 """
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,7 +26,7 @@ from typing import Any
 from benchmarks import made, page
 from benchmarks.results import Results
 from benchmarks.small_model import made_model
-from time_to_score import outcome, pages, picture
+from time_to_score import outcome, pages, picture, tuning
 from time_to_score.contestants import OURS, PEERS, SAID, SCORE_S, START_S, STEP_S, TRL, TRL_VLLM, Point, key
 from time_to_score.scoring import Scorer, pass_at_1, scorer
 from time_to_score.training import SNAPSHOTS, is_complete, places_of, shape_of, train_ours, train_trl
@@ -43,7 +46,7 @@ OFF_THE_CLOCK = (
     "tracking.wandb=disabled",
     "tracking.dashboard=false",
 )
-PHASES = ("train", "score", "report")
+PHASES = ("tune", "train", "score", "report")
 
 
 class Bench:
@@ -82,7 +85,7 @@ class Bench:
         if name in PEERS:
             return common | shape_of(self.config) | {
                 "num_steps": options.trl_steps,
-                "learning_rate": options.trl_learning_rate or self.config.learner.learning_rate,
+                "learning_rate": options.trl_learning_rate or self._tuned() or self.config.learner.learning_rate,
                 "num_microbatches": options.trl_microbatches,
                 "num_threads": options.trl_threads,
                 "use_vllm": name == TRL_VLLM,
@@ -119,6 +122,32 @@ class Bench:
         steps = self.options.trl_steps if name in PEERS else self.options.steps
         return START_S + steps * STEP_S.get(name, 1.2)
 
+    def _tuned(self) -> float | None:
+        """The best of TRL's learning rates; None where none was tried."""
+        return tuning.best(
+            {line["rate"]: line["curve"] for line in self.results if "rate" in line}, self.options.target
+        )
+
+    def tune(self, deadline: float) -> None:
+        """TRL with each of the learning rates, half as long as a training, with a seed of its own, and its scores."""
+        settings = {}
+        for rate in tuning.RATES:
+            about = {**self.settings(TRL, tuning.SEED), "learning_rate": rate, "num_steps": self.options.trl_steps // 2}
+            folder = self.root / tuning.key(rate)
+            if self.results.find(folder.name, {**about, **self._scored()}) is not None:
+                continue
+            settings[rate] = about
+            if is_complete(folder, about):
+                continue
+            if time.monotonic() + self.expected_s(TRL) / 2 > deadline:
+                log(f"{folder.name} would not end in time; the same command goes on")
+                return
+            train_trl(self.options.trl_python, about, places_of(self.config), folder, log)
+        if settings:
+            with self._scorer() as asked:
+                for rate, about in settings.items():
+                    self._curve(tuning.key(rate), about, {"rate": rate}, asked, deadline)
+
     def train(self, deadline: float) -> None:
         """What is missing, as far as the time suffices."""
         missing = [cell for cell in self.cells() if not self.is_trained(*cell)]
@@ -141,7 +170,7 @@ class Bench:
                 if name == TRL:
                     raise
                 log(str(error))
-                self.results.add(f"{name}-failed", settings, {"error": str(error).splitlines()[-1]})
+                self.results.add(f"{name}-failed", settings, {"error": cause_of(str(error))})
             return
         overrides = (
             *self.places(),
@@ -164,17 +193,23 @@ class Bench:
         ]
         if not waiting:
             return
-        # All held-out problems of the headline's domains can be chosen, however few the run's own evaluation takes.
-        config = load(CONFIG, [*self.places(), *self.options.set, "evaluation.num_problems=100000"])
-        with scorer(config, self.options.problems, self.options.samples) as asked:
+        with self._scorer() as asked:
             for name, seed in waiting:
-                if not self._curve(name, seed, asked, deadline):
+                about = {"contestant": name, "seed": seed}
+                if not self._curve(key(name, seed), self.settings(name, seed), about, asked, deadline):
                     log("the time is up; the same command goes on")
                     return
 
-    def _curve(self, name: str, seed: int, asked: Scorer, deadline: float) -> bool:
-        """Score the weights of a training, each once; whether all are scored now."""
-        folder = self.root / key(name, seed)
+    def _scorer(self) -> AbstractContextManager[Scorer]:
+        # All held-out problems of the headline's domains can be chosen, however few the run's own evaluation takes.
+        config = load(CONFIG, [*self.places(), *self.options.set, "evaluation.num_problems=100000"])
+        return scorer(config, self.options.problems, self.options.samples)
+
+    def _curve(
+        self, name: str, settings: Mapping[str, Any], about: Mapping[str, Any], asked: Scorer, deadline: float
+    ) -> bool:
+        """Score the weights of a training, each once; whether all are scored now, and its result is kept."""
+        folder = self.root / name
         left, path = read_object(folder / SNAPSHOTS), folder / SCORES
         known: dict[str, Any] = read_object(path) if path.exists() else {}
         if known.get("of") != (of := self._scored()):
@@ -191,9 +226,8 @@ class Bench:
             write_json(path, known)
             log(f"{folder.name}: step {steps[-1]}: {scores[str(steps[-1])]:.3f}")
         curve = [Point(s["step"], s["seconds"], s["tokens"], scores[str(s["step"])]) for s in left["snapshots"]]
-        kept = {name: left[name] for name in ("start_s", "spent_s", "loop", "memory", "versions") if name in left}
-        values = {"contestant": name, "seed": seed, "curve": curve, "num_scored": known["num_scored"], **kept}
-        self.results.add(folder.name, {**self.settings(name, seed), **of}, values)
+        kept = {field: left[field] for field in ("start_s", "spent_s", "loop", "memory", "versions") if field in left}
+        self.results.add(name, {**settings, **of}, {**about, "curve": curve, "num_scored": known["num_scored"], **kept})
         return True
 
     def there(self) -> dict[str, dict[int, dict[str, Any]]]:
@@ -215,6 +249,8 @@ def main() -> int:
     bench = Bench(options)
     deadline = time.monotonic() + 60 * options.minutes
     try:
+        if "tune" in options.phase:
+            bench.tune(deadline)
         if "train" in options.phase:
             bench.train(deadline)
         if "score" in options.phase:
@@ -231,7 +267,9 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, help="folder that is kept; runs/bench_time_to_score, or ..._quick")
-    parser.add_argument("--phase", nargs="+", choices=PHASES, default=list(PHASES), help="what is done; all of it")
+    parser.add_argument(
+        "--phase", nargs="+", choices=PHASES, default=list(PHASES[1:]), help="what is done; all but tune"
+    )
     parser.add_argument("--contestants", nargs="+", choices=list(SAID), metavar="NAME", help=", ".join(SAID))
     parser.add_argument("--seeds", type=int, help="3, or 1 with --quick")
     parser.add_argument("--steps", type=int, help="learner steps of this trainer; 120, or 8 with --quick")
@@ -263,11 +301,18 @@ def parse_arguments() -> argparse.Namespace:
         name for name in SAID if name != TRL_VLLM or options.trl_vllm_packages is not None
     ]
     has_trl = options.trl_python is not None and options.trl_python.exists()
-    if "train" in options.phase and set(PEERS) & set(options.contestants) and not has_trl:
+    needs_trl = "train" in options.phase and set(PEERS) & set(options.contestants)
+    if (needs_trl or "tune" in options.phase) and not has_trl:
         parser.error("--trl-python: no environment with TRL there; leave trl out of --contestants, or give one")
     if TRL_VLLM in options.contestants and options.trl_vllm_packages is None:
         parser.error("--trl-vllm-packages: trl_vllm needs the site-packages of an environment with vLLM")
     return options
+
+
+def cause_of(text: str) -> str:
+    """The line of a log that names the error, else its last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)), lines[-1])
 
 
 def log(text: str) -> None:
@@ -278,7 +323,8 @@ def report(bench: Bench, found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -
     """Table, picture, page, and the line for programs."""
     options = bench.options
     curves = {name: [curve_of(line) for line in lines.values()] for name, lines in found.items()}
-    text, compared = pages.section(found, bench.failures(), options, config=CONFIG.name)
+    tried = {line["rate"]: line["curve"] for line in bench.results if "rate" in line}
+    text, compared = pages.section(found, bench.failures(), options, config=CONFIG.name, tried=tried)
     print(text)
     page.put(
         options.page,

@@ -206,6 +206,8 @@ class Bench:
             before, after = (asked.answers(folder / f"{curve[place].step:06}.safetensors") for place in (0, -1))
             values["answers"] = pages.side_by_side(before, after, NUM_ANSWERS)
         self.results.add(cell.name, self.settings(cell), values)
+        for point in curve[1:-1]:
+            (folder / f"{point.step:06}.safetensors").unlink(missing_ok=True)
         return True
 
     def _left(self, cell: Cell) -> dict[str, Any]:
@@ -294,20 +296,20 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="of this call, loading included")
     parser.add_argument("--train-minutes", type=float, help="of training, each of the two; 60, or 2 with --quick")
     parser.add_argument("--trial-minutes", type=float, help="of training, each trial; 10, or 1 with --quick")
-    parser.add_argument("--every-minutes", type=float, help="of training between two scores; 6, or 2 with --quick")
+    parser.add_argument("--every-minutes", type=float, help="of training between two scores; 10, or 2 with --quick")
     parser.add_argument("--learning-rate", type=float, help="of this trainer; by default of the best trial, or config")
     parser.add_argument("--trl-learning-rate", type=float, help="likewise of TRL")
     parser.add_argument("--trl-microbatches", type=int, default=4, help="of TRL's batch, whose activations are 12 GB")
     parser.add_argument("--trl-threads", type=int, default=2)
     parser.add_argument("--trl-python", type=Path, help="of an environment with TRL; scripts/train_smollm2 has one")
     parser.add_argument("--heldout", type=int, help="held-out problems of a score; 320, or 18 with --quick")
-    parser.add_argument("--samples", type=int, help="of each; 4, or 2 with --quick")
+    parser.add_argument("--samples", type=int, help="of each; 2")
     parser.add_argument("--page", type=Path, default=page.PAGE, help="where the section is written, the picture beside")
     parser.add_argument("--quick", action="store_true", help="some minutes: a look, not a measurement")
     parser.add_argument("--json", action="store_true", help="a last line {step_vs_trl, ours, trl}")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of this trainer's run, repeat")
     options = parser.parse_args()
-    whole = {"train_minutes": 60.0, "trial_minutes": 10.0, "every_minutes": 6.0, "heldout": 320, "samples": 4}
+    whole = {"train_minutes": 60.0, "trial_minutes": 10.0, "every_minutes": 10.0, "heldout": 320, "samples": 2}
     quick = {"train_minutes": 2.0, "trial_minutes": 1.0, "every_minutes": 2.0, "heldout": 18, "samples": 2}
     for name, value in (quick if options.quick else whole).items():
         if getattr(options, name) is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -18,9 +18,14 @@ Found = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
 
 def section(
-    found: Found, failures: Mapping[str, str], options: argparse.Namespace, *, config: str
+    found: Found,
+    failures: Mapping[str, str],
+    options: argparse.Namespace,
+    *,
+    config: str,
+    tried: Mapping[float, Sequence[Any]] = {},
 ) -> tuple[str, dict[str, Ratio]]:
-    """The section, and the ratios of it."""
+    """The section, and the ratios of it. `tried`: the curves of TRL's learning rates that were tried."""
     by_name = {
         name: {
             seed: reached([Point(*point) for point in line["curve"]], options.target) for seed, line in lines.items()
@@ -46,6 +51,7 @@ def section(
         goals([Goal(name, ratio.value, RATIOS[name].goal) for name, ratio in compared.items()]),
         *[_said(name, ratio, by_seed[name]) for name, ratio in compared.items() if ratio.value is not None],
         *[f"{SAID[name]} does not run here: `{error}`" for name, error in failures.items()],
+        *_tried(tried, options.target),
         "Where the seconds go, means over seeds; sampler and learner may overlap in this trainer:",
         table(
             ("contestant", "seconds a step", "tokens/s", "sampler busy", "learner busy", "tokens trained on"),
@@ -103,6 +109,18 @@ def _row(
 def _said(name: str, ratio: Ratio, by_seed: list[Ratio]) -> str:
     against = SAID[ratio.against]
     return f"`{name}` is {ratio} against {against}; seed by seed {', '.join(map(str, by_seed))}."
+
+
+def _tried(tried: Mapping[float, Sequence[Any]], target: float) -> list[str]:
+    if not tried:
+        return []
+    told = []
+    for rate, curve in sorted(tried.items()):
+        found = reached([Point(*point) for point in curve], target)
+        told.append(
+            f"{rate:g} {'not reached' if found.is_bound else f'{found.seconds:.0f} s'}, at last {curve[-1][3]:.3f}"
+        )
+    return [f"TRL's learning rates that were tried, with the time to the target: {'; '.join(told)}."]
 
 
 def _loop(lines: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:

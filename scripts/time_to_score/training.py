@@ -111,8 +111,7 @@ def call_trl(
     """Run `trl_run.py`, and return what it leaves. Raises CellFailed with the end of its log."""
     say(f"{folder.name}: begins, log in {folder / 'log'}")
     threads = str(request["num_threads"])
-    scripts = Path(__file__).parents[1]
-    paths = [scripts.parent, scripts]
+    paths = [Path(__file__).parents[2]]
     if packages is not None:
         # TRL's own come first, so that it has the versions that it asks for.
         paths += [*sorted(python.parents[1].glob("lib/python3*/site-packages")), packages]

@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
+from bench_time_to_score import cause_of
 from benchmarks import made, page
 from benchmarks.page import QUICK, Goal
 from benchmarks.results import Results
@@ -19,7 +20,7 @@ from benchmarks.watch import figures, memory_table, slope_per_hour
 from smollm2 import cells as smollm2_cells
 from smollm2 import pages as smollm2_pages
 from smollm2.clock import Clock
-from time_to_score import outcome, pages, picture
+from time_to_score import outcome, pages, picture, tuning
 from time_to_score.contestants import Point
 
 MADE = {"date": "2026-01-02", "machine": "a machine, 2 cores", "versions": {"torch": "2.0"}, "commit": "abc"}
@@ -174,6 +175,26 @@ def test_where_this_trainer_has_not_reached_the_target_a_ratio_is_a_bound_from_a
     # Of two the one that has reached it, however little the other has spent.
     early = never._replace(seconds=1.0)
     assert outcome.ratio(there, {"trl": there._replace(seconds=160.0), "trl_vllm": early}, compared) == (2.0, "trl", "")
+
+
+def test_trl_is_given_the_rate_that_reaches_the_target_first_else_the_best() -> None:
+    assert tuning.best({}, 0.75) is None
+    tried = {
+        1e-4: straight(100.0, 0.7),
+        2e-4: straight(100.0, 0.9),
+        4e-4: straight(80.0, 0.9),
+        8e-4: straight(10.0, 0.6),
+    }
+    # 0.75 lies 5/8 of the way from 0.5 to 0.9: after 62.5 s and after 50 s.
+    assert tuning.best(tried, 0.75) == 4e-4
+    assert tuning.best(tried, 0.95) == 2e-4
+    text, _ = pages.section({"trl": {0: line("trl", 0, straight(1.0))}}, {}, OPTIONS, config="c", tried=tried)
+    assert "0.0001 not reached, at last 0.700; 0.0002 62 s, at last 0.900; 0.0004 50 s" in text
+
+
+def test_the_cause_is_the_line_that_names_an_error() -> None:
+    assert cause_of("a\n  File x\nValueError: no loader\nwarning: left\n") == "ValueError: no loader"
+    assert cause_of("a\nb\n") == "b"
 
 
 def status(part: str, first: float | None, busy_s: float, time_s: float) -> dict[str, Any]:
