@@ -15,7 +15,7 @@ QUICK = "*Of `--quick`: a look, not a measurement.*"
 _HEAD = """# Benchmarks
 
 Every section is written by the script that it names, from what that script measured on one machine. Ratios are within
-one script. A second call of the command goes on where the first one stopped.
+one script. A script that is called again goes on where it stopped.
 """
 
 
