@@ -21,82 +21,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
+from trl_clock import CLOCK, Clock
 
 from stream_grpo.types import Decision
-
-CLOCK = "clock.json"
-"""In a checkpoint: what the clock stood at."""
-
-
-class Clock(TrainerCallback):
-    """Saves weights as training goes, and keeps the time, over all pieces of it."""
-
-    def __init__(
-        self, folder: Path, every: int | None = None, every_s: float | None = None, stop_after_s: float | None = None
-    ) -> None:
-        self._folder, self._every, self._every_s, self._stop_after_s = folder, every, every_s, stop_after_s
-        self._before_s = self._off_s = self._begun = self._step_ended = 0.0
-        self.num_tokens, self.generate_s = 0, 0.0
-        """Generated so far, and the seconds of that."""
-        self.began_s = 0.0
-        """Unix time at which this piece of the training began."""
-        self.found: list[dict[str, Any]] = []
-
-    @property
-    def seconds(self) -> float:
-        """Of training, without what saving took."""
-        return self._before_s + time.perf_counter() - self._begun - self._off_s
-
-    def read(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint."""
-        kept = json.loads((checkpoint / CLOCK).read_text())
-        self._before_s, self.num_tokens, self.generate_s = kept["seconds"], kept["tokens"], kept["generate_s"]
-        self.found = kept["found"]
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Save what training begins with; the clock runs from here."""
-        if not self.found:
-            self._save(given["model"], 0, 0.0)
-        self.began_s, self._begun, self._off_s = time.time(), time.perf_counter(), 0.0
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Save where it is time, and end where it is."""
-        seconds, begun = self.seconds, time.perf_counter()
-        is_up = self._stop_after_s is not None and seconds - self._before_s >= self._stop_after_s
-        if is_up:
-            control.should_save = control.should_training_stop = True
-        if is_up or state.global_step == state.max_steps or self._is_due(state.global_step, seconds):
-            self._save(given["model"], state.global_step, seconds)
-        self._step_ended = time.perf_counter()
-        self._off_s += self._step_ended - begun
-
-    def _is_due(self, step: int, seconds: float) -> bool:
-        if self._every is not None:
-            return step % self._every == 0
-        return self._every_s is not None and seconds >= self._every_s * (
-            1 + int(self.found[-1]["seconds"] / self._every_s)
-        )
-
-    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Leave the time in the checkpoint; what it took to write is off the clock."""
-        self._off_s += time.perf_counter() - self._step_ended
-        kept = {
-            "seconds": self.seconds,
-            "tokens": self.num_tokens,
-            "generate_s": self.generate_s,
-            "found": self.found,
-        }
-        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / CLOCK).write_text(json.dumps(kept))
-
-    def _save(self, model: Any, step: int, seconds: float) -> None:
-        # Of tied weights one: it is what `named_parameters` gives.
-        tensors = {name: p.detach().contiguous() for name, p in model.named_parameters()}
-        save_file(tensors, self._folder / f"{step:06}.safetensors")
-        self.found.append({"step": step, "seconds": seconds, "tokens": self.num_tokens})
 
 
 def main() -> None:
@@ -147,7 +77,7 @@ def make_trainer(options: dict[str, Any], clock: Clock) -> GRPOTrainer:
     save_every = options.get("save_every")
     more: dict[str, Any] = {"save_strategy": "steps", "save_steps": save_every, "save_total_limit": 1}
     arguments = GRPOConfig(
-        output_dir=str(clock._folder / "trainer"),
+        output_dir=str(clock.folder / "trainer"),
         seed=options["seed"],
         max_steps=options["num_steps"],
         learning_rate=options["learning_rate"],

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -20,8 +23,11 @@ from benchmarks.watch import figures, memory_table, slope_per_hour
 from smollm2 import cells as smollm2_cells
 from smollm2 import pages as smollm2_pages
 from smollm2.clock import Clock
+from smollm2.ours import Training
 from time_to_score import outcome, pages, picture, tuning
 from time_to_score.contestants import Point
+from time_to_score.trl_clock import Clock as TrlClock
+from train_smollm2 import merged
 
 MADE = {"date": "2026-01-02", "machine": "a machine, 2 cores", "versions": {"torch": "2.0"}, "commit": "abc"}
 
@@ -269,3 +275,86 @@ def test_answers_stand_side_by_side_a_domain_in_turn() -> None:
     found = smollm2_pages.side_by_side(before, after, 2)
     assert [(row["domain"], row["before"], row["after"]) for row in found] == [("a", "x", "a1"), ("b", "x", "b1")]
     assert json.dumps(found)
+
+
+class Model:
+    """With one weight, as a trainer gives it."""
+
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        return [("w", torch.zeros(1))]
+
+
+def trained_piece(clock: TrlClock, now: list[float], steps: range, args: Any) -> SimpleNamespace:
+    """Steps of 10 s, as HF's trainer calls its callbacks; a checkpoint takes 100 s, and ends the piece."""
+    control = SimpleNamespace(should_save=False, should_training_stop=False)
+    clock.on_train_begin(args, None, control, model=Model())
+    for number in steps:
+        now[0] += 10.0
+        clock.num_tokens += 5
+        state = SimpleNamespace(global_step=number, max_steps=1000)
+        clock.on_step_end(args, state, control, model=Model())
+        if control.should_save:
+            now[0] += 100.0
+            (Path(args.output_dir) / f"checkpoint-{number}").mkdir(parents=True)
+            clock.on_save(args, state, control)
+            break
+    return control
+
+
+def test_the_clock_of_trl_goes_on_in_the_next_piece_and_leaves_out_what_saving_takes(tmp_path: Path) -> None:
+    now, args = [1000.0], SimpleNamespace(output_dir=str(tmp_path / "trainer"))
+    clock = TrlClock(tmp_path, every_s=20.0, stop_after_s=30.0, timer=lambda: now[0])
+    control = trained_piece(clock, now, range(1, 100), args)
+    assert control.should_training_stop
+    # At 20 s it is time, and at 30 s the piece ends.
+    assert [(s["step"], s["seconds"], s["tokens"]) for s in clock.found] == [(0, 0.0, 0), (2, 20.0, 10), (3, 30.0, 15)]
+    assert clock.seconds == 30.0
+    again = TrlClock(tmp_path, every_s=20.0, stop_after_s=10.0, timer=lambda: now[0])
+    again.read(tmp_path / "trainer" / "checkpoint-3")
+    now[0] += 500.0  # loading
+    trained_piece(again, now, range(4, 100), args)
+    assert (again.seconds, again.num_tokens) == (40.0, 20)
+    assert [s["seconds"] for s in again.found] == [0.0, 20.0, 30.0, 40.0]
+    assert (tmp_path / "000004.safetensors").exists()
+
+
+def test_weights_of_a_run_are_kept_when_it_is_time_and_stay_when_the_run_removes_them(tmp_path: Path) -> None:
+    run, start = tmp_path / "ours" / "run", tmp_path / "start.safetensors"
+    start.write_text("start")
+
+    def publish(number: int, created_at_s: float) -> Path:
+        version = run / "weights" / f"0.{number:08}"
+        version.mkdir(parents=True)
+        (version / "model.safetensors").write_text(str(number))
+        (version / "manifest.json").write_text(json.dumps({"created_at_s": created_at_s}))
+        return version
+
+    def training() -> Training:
+        return Training(tmp_path / "ours", every_s=20.0, limit_s=30.0, say=print)
+
+    first = publish(1, 110.0)
+    lines = [status("sampler-0", 100.0, 5.0, 101.0), step(1, 110.0), step(2, 121.0), step(3, 131.0)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
+    found = training()
+    found._keep(start, 0, None, 0)
+    found._keep_newest()  # 10 s: too early
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    second = publish(2, 121.0)
+    found = training()
+    found._keep_newest()
+    shutil.rmtree(first)
+    shutil.rmtree(second)
+    publish(3, 131.0)
+    found._keep_newest()  # 31 s: the next ones are due at 40 s
+    assert [s["step"] for s in found.snapshots()] == [0, 2]
+    found._keep_newest(is_last=True)
+    assert [(s["step"], s["seconds"]) for s in training().snapshots()] == [(0, 0.0), (2, 21.0), (3, 31.0)]
+    assert (tmp_path / "ours" / "000002.safetensors").read_text() == "2"
+    assert training().is_done
+
+
+def test_of_two_pieces_the_larger_peak_and_the_growth_in_the_longer_one_are_told() -> None:
+    early = {"learner": {"peak_bytes": 5.0, "bytes_per_hour": 1.0, "span_s": 100.0}}
+    late = {"learner": {"peak_bytes": 4.0, "bytes_per_hour": 2.0, "span_s": 200.0}}
+    assert merged({}, early) == early
+    assert merged(early, late) == {"learner": {"peak_bytes": 5.0, "bytes_per_hour": 2.0, "span_s": 200.0}}
