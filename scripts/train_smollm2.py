@@ -132,7 +132,8 @@ class Bench:
 
     def is_trained(self, cell: Cell) -> bool:
         """Whether a cell has had its minutes, or is scored already."""
-        return self.results.find(cell.name) is not None or self.seconds(cell) >= 60 * cell.minutes
+        is_scored = self.results.find(cell.name, self.settings(cell)) is not None
+        return is_scored or self.seconds(cell) >= 60 * cell.minutes
 
     def train(self, deadline: float) -> None:
         """Go on with what is missing, one after the other."""
