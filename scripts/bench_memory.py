@@ -13,6 +13,7 @@ import ctypes
 import gc
 import json
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from typing import Any
 
 import torch
 from bench_prompts import by_reward, make_group, random_model
+from benchmarks import made, page
+from benchmarks.page import table
 
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.config import Learner
@@ -53,6 +56,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="one group and one round")
+    parser.add_argument("--page", type=Path, help="write a section there")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -75,8 +79,43 @@ def main() -> None:
             f"{figures['seconds']:.2f} s, {figures['time']:.2f} of the first; "
             f"gradients differ by {figures['gradient_gap']:.1e} of their norm"
         )
+    if arguments.page:
+        page.put(
+            arguments.page,
+            "bench_memory",
+            "Memory of a learner step",
+            section(found, arguments),
+            is_quick=arguments.quick,
+            command=made.command("bench_memory", sys.argv[1:]),
+            say=print,
+        )
     if arguments.json:
         print(json.dumps(found))
+
+
+def section(found: dict[str, dict[str, float]], arguments: argparse.Namespace) -> str:
+    """The section in docs/benchmarks.md."""
+    rows = [
+        (
+            way,
+            f"{figures['peak_mib']:,.0f} MiB",
+            f"{figures['memory']:.2f}",
+            f"{figures['seconds']:.2f}",
+            f"{figures['time']:.2f}",
+            f"{figures['gradient_gap']:.1e}",
+        )
+        for way, figures in found.items()
+    ]
+    heads = ("way", "peak on top", "of the first", "seconds", "of the first", "gap of gradients, of their norm")
+    model = "a model folder" if arguments.model else "random weights of SmolLM2-135M's size"
+    return "\n\n".join(
+        [
+            f"Forward and backward on {model}, {arguments.dtype}: {arguments.groups} groups of {arguments.group_size}, "
+            f"prompts of {arguments.prompt_tokens} tokens, responses of about {arguments.response_tokens}. Memory is "
+            f"what comes on top of weights and gradients.",
+            table(heads, rows),
+        ]
+    )
 
 
 def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:

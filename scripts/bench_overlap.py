@@ -14,7 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks import made, page
+from benchmarks.page import Goal, goals, table
 from benchmarks.small_model import made_model
+from benchmarks.watch import memory_table, watched_memory
 
 from stream_grpo.experiments.cells import Cell, Series
 from stream_grpo.files import read_object
@@ -31,13 +34,15 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few steps: a look, not a measurement")
     parser.add_argument("--steps", type=int, help="learner steps of each run; 60, or 12 with --quick")
     parser.add_argument("--root", type=Path, help="a folder to keep; by default a temporary one")
+    parser.add_argument("--page", type=Path, default=page.PAGE, help="where the section is written")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of both runs; repeatable")
     options = parser.parse_args()
     root = (options.root or Path(tempfile.mkdtemp(prefix="bench-overlap-"))).resolve()
     series = Series(file=CONFIG, overrides=settings(made_model(root), options), root=root / "runs")
     cells = [Cell("asynchronous", {}), Cell("synchronous", SYNCHRONOUS)]
     series.check(cells)
-    found = {cell.name: read_object(series.made(cell, log) / "summary.json") for cell in cells}
+    with watched_memory() as memory:
+        found = {cell.name: read_object(series.made(cell, log) / "summary.json") for cell in cells}
     for name, summary in found.items():
         print(line(name, summary))
     figures = {
@@ -46,6 +51,15 @@ def main() -> int:
     }
     overlap, speedup = figures.values()
     print(f"overlap {overlap:.2f}, goal {MIN_OVERLAP}; {speedup:.2f} times as fast as the synchronous loop")
+    page.put(
+        options.page,
+        "bench_overlap",
+        "Asynchronous against synchronous",
+        section(found, figures, memory),
+        is_quick=options.quick,
+        command=made.command("bench_overlap", sys.argv[1:]),
+        say=log,
+    )
     if options.json:
         print(json.dumps(figures))
     return 0 if options.quick or figures["overlap"] >= MIN_OVERLAP else 1
@@ -68,6 +82,35 @@ def settings(models: Path, options: argparse.Namespace) -> tuple[str, ...]:
         f"run.num_steps={options.steps or (12 if options.quick else 60)}",
         *options.set,
     )
+
+
+def section(found: dict[str, Any], figures: dict[str, float], memory: dict[str, Any]) -> str:
+    """The section in docs/benchmarks.md."""
+    heads = ("run", "steps", "seconds", "sampler busy", "learner busy", "overlap", "mean age")
+    rows = [
+        (
+            name,
+            str(summary["steps"]),
+            f"{summary['loop_wall_s']:.1f}",
+            f"{summary['busy_s']['sampler']:.1f} s",
+            f"{summary['busy_s']['learner']:.1f} s",
+            f"{summary['overlap']:.2f}",
+            f"{summary['age']['mean']:.2f}",
+        )
+        for name, summary in found.items()
+    ]
+    busy = found["asynchronous"]["busy_s"]
+    most = (busy["sampler"] + busy["learner"]) / max(busy["sampler"], busy["learner"])
+    parts = [
+        f"`{CONFIG.name}`, the same steps with the configured `max_policy_age` and with 0.",
+        table(heads, rows),
+        goals([Goal("overlap", figures["overlap"], MIN_OVERLAP)]),
+        f"The asynchronous run makes {figures['speedup_over_sync']:.2f} times as many steps a second. With both halves "
+        f"as long as in it, overlap alone gives at most {most:.2f}.",
+    ]
+    if memory:  # none where both runs were there already
+        parts += ["Memory by process, the larger of both runs:", memory_table(memory)]
+    return "\n\n".join(parts)
 
 
 def rate(summary: dict[str, Any]) -> float:

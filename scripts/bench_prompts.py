@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks import made, page
+from benchmarks.page import Goal, goals, table
 
 from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.config import Learner
@@ -39,6 +42,8 @@ WAYS: dict[str, tuple[bool, bool]] = {
     "both": (True, True),
 }
 """Whether prompts are shared, and rows packed."""
+MIN_SPEEDUP = 2.0
+"""The goal for shared prompts."""
 
 
 def main() -> None:
@@ -54,6 +59,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="one group and one round")
+    parser.add_argument("--page", type=Path, help="write a section there; docs/benchmarks.md has it of a real model")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -79,8 +85,53 @@ def main() -> None:
             f"gradients differ by {found['gradient_gap']:.1e} of their norm"
         )
     print(f"chosen by itself: {result['chosen']}")
+    if arguments.page:
+        page.put(
+            arguments.page,
+            "bench_prompts",
+            "A group's prompt once",
+            section(result, arguments),
+            is_quick=arguments.quick,
+            command=made.command("bench_prompts", sys.argv[1:]),
+            say=print,
+        )
     if arguments.json:
         print(json.dumps(result))
+
+
+def section(result: dict[str, Any], arguments: argparse.Namespace) -> str:
+    """The section in docs/benchmarks.md."""
+    if arguments.run:
+        about = f"The last {arguments.groups} groups that a run trained on"
+    else:
+        about = (
+            f"{arguments.groups} groups of {arguments.group_size} rollouts, prompts of {arguments.prompt_tokens} "
+            f"tokens, responses of about {arguments.response_tokens}"
+        )
+    rows = [
+        (
+            way,
+            f"{found['tokens']:,}",
+            str(found["microbatches"]),
+            f"{found['padding_share']:.0%}",
+            f"{found['seconds']:.2f}",
+            f"{found['speedup']:.2f}",
+            f"{found['gradient_gap']:.1e}",
+        )
+        for way, found in result["ways"].items()
+    ]
+    heads = ("rows", "tokens", "microbatches", "padding", "seconds", "times as fast", "gap of gradients, of their norm")
+    model = "a model folder" if arguments.model else "random weights of SmolLM2-135M's size"
+    shared = result["ways"]["shared"]["speedup"]
+    return "\n\n".join(
+        [
+            f"Forward and backward on {model}, {arguments.dtype}, {arguments.threads} threads. {about}; the fastest of "
+            f"{arguments.rounds} rounds.",
+            table(heads, rows),
+            goals([Goal("shared", shared, MIN_SPEEDUP)]),
+            f"Chosen by itself: {result['chosen']}.",
+        ]
+    )
 
 
 def random_model(directory: Path) -> Path:

@@ -30,7 +30,8 @@ def draw(imposed: Sequence[verdict.Row], own: Sequence[Row], path: Path) -> None
     by_lag.set_xscale("symlog", base=2, linthresh=1)
     by_lag.set_xlabel("imposed age, learner steps")
     by_lag.set_title("rise of held-out pass@1", loc="left")
-    by_lag.legend(frameon=False)
+    if presets:
+        by_lag.legend(frameon=False)
     ages = [str(row.max_policy_age) for row in own]
     errors = [[row.rise - row.low for row in own], [row.high - row.rise for row in own]]
     score.errorbar(ages, [row.rise for row in own], yerr=errors, color=_COLORS[0], marker=".", capsize=2)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from stream_grpo.experiments.cells import Cell, name_of
-from stream_grpo.files import read_object
+import numpy as np
+from recipes.verdict import interval
+from time_to_score.scoring import Counts
 
-MEASURED = "headline"
+from stream_grpo.experiments.cells import Cell, name_of
 
 
 class Row(NamedTuple):
@@ -22,11 +22,14 @@ class Row(NamedTuple):
     """Of the trained groups."""
     seconds: float
     """Of the loop, first sampling to last learner step."""
+    least_s: float
+    most_s: float
+    """Over seeds."""
     rise: float
     """Of held-out pass@1."""
     low: float
     high: float
-    """Mean over seeds of the ends of their 95 % intervals over problems."""
+    """95 % interval of the rise, over seeds and problems."""
     score: float
     """Held-out pass@1 after training."""
 
@@ -44,26 +47,49 @@ def cells(ages: Iterable[int], seeds: Iterable[int]) -> list[Cell]:
     ]
 
 
-def rows(runs: Mapping[str, Path], ages: Sequence[int], seeds: Sequence[int]) -> list[Row]:
-    """`runs`: folders by the name of their cell, all ended; those of an age without any are left out."""
+def result_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a run that has ended, besides its scores."""
+    return {
+        "age": summary["age"]["mean"],
+        "seconds": summary["loop_wall_s"],
+        "steps": summary["steps"],
+        "busy_s": summary["busy_s"],
+        "trained_share": summary["trained_share"],
+    }
+
+
+def rows(
+    results: Mapping[str, Mapping[str, Any]], before: Counts, ages: Sequence[int], seeds: Sequence[int]
+) -> list[Row]:
+    """`results`: by the name of their cell, with `counts`; `before`: of the weights that all begin with.
+
+    An age without any result is left out.
+    """
     found = []
     for age in ages:
         names = [cell.name for cell in cells([age], seeds)]
-        if summaries := [read_object(runs[name] / "summary.json") for name in names if name in runs]:
-            found.append(row(age, summaries))
+        if there := [results[name] for name in names if name in results]:
+            found.append(row(age, there, before))
     return found
 
 
-def row(age: int, summaries: Sequence[Mapping[str, Any]]) -> Row:
-    """Means over runs."""
-    rises = [summary["heldout_rise"] for summary in summaries]
+def row(age: int, results: Sequence[Mapping[str, Any]], before: Counts) -> Row:
+    """Over seeds; the problems are the same in all of them. One that was not scored everywhere does not count."""
+    everywhere = [before, *(result["counts"] for result in results)]
+    problems = sorted(p for p in before if all(p in counts and counts[p][1] for counts in everywhere))
+    rates = [[counts[p][0] / counts[p][1] for p in problems] for counts in everywhere]
+    before_P, after_SP = np.array(rates[0]), np.array(rates[1:])
+    low, high = interval(after_SP - before_P)
+    seconds = [result["seconds"] for result in results]
     return Row(
         max_policy_age=age,
-        num_seeds=len(summaries),
-        mean_age=fmean(summary["age"]["mean"] for summary in summaries),
-        seconds=fmean(summary["loop_wall_s"] for summary in summaries),
-        rise=fmean(rise["mean"] for rise in rises),
-        low=fmean(rise["low"] for rise in rises),
-        high=fmean(rise["high"] for rise in rises),
-        score=fmean(summary["heldout_after"][MEASURED]["pass_at_1"] for summary in summaries),
+        num_seeds=len(results),
+        mean_age=fmean(result["age"] for result in results),
+        seconds=fmean(seconds),
+        least_s=min(seconds),
+        most_s=max(seconds),
+        rise=float((after_SP - before_P).mean()),
+        low=low,
+        high=high,
+        score=float(after_SP.mean()),
     )

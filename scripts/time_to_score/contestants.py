@@ -28,10 +28,21 @@ OURS: Mapping[str, Contestant] = {
         "uniform choice, all groups trained on, `max_policy_age` 0", UNIFORM | UNFILTERED | SYNCHRONOUS
     ),
 }
-TRL = "trl"
+TRL, TRL_VLLM = "trl", "trl_vllm"
+PEERS = (TRL, TRL_VLLM)
 SAID: Mapping[str, str] = {name: contestant.said for name, contestant in OURS.items()} | {
-    TRL: "TRL's GRPOTrainer, its own generation"
+    TRL: "TRL's GRPOTrainer, its own generation",
+    TRL_VLLM: "TRL's GRPOTrainer, vLLM in its process",
 }
+STEP_S: Mapping[str, float] = {"synchronous": 1.6, "sync_uniform": 1.9, "uniform": 1.5} | dict.fromkeys(PEERS, 0.9)
+"""Seconds a step that are reckoned with until one training of a contestant is there; 1.2 for those not named."""
+START_S, SCORE_S = 45.0, 6.0
+"""Likewise of a start, and of one score."""
+
+
+def key(name: str, seed: int) -> str:
+    """Under which the result of a training is kept, and the name of its folder."""
+    return f"{name}-{seed}"
 
 
 class Point(NamedTuple):

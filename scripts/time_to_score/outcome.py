@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from time_to_score.contestants import TRL, Point
+from time_to_score.contestants import PEERS, Point
 
 
 class Reached(NamedTuple):
@@ -19,12 +20,33 @@ class Reached(NamedTuple):
     """Whether it would have taken more."""
 
 
+class Compared(NamedTuple):
+    """What the goal of a ratio is about."""
+
+    others: tuple[str, ...]
+    """Against whom: of several the one that takes the least."""
+    of: str
+    goal: float
+
+
 RATIOS = {
-    "vs_trl": (TRL, "seconds", 2.0),
-    "vs_sync_uniform": ("sync_uniform", "seconds", 1.7),
-    "tokens_vs_uniform": ("uniform", "tokens", 1.5),
+    "vs_trl": Compared(PEERS, "seconds", 2.0),
+    "vs_sync_uniform": Compared(("sync_uniform",), "seconds", 1.7),
+    "tokens_vs_uniform": Compared(("uniform",), "tokens", 1.5),
 }
-"""By name: against whom, of what, and the goal."""
+
+
+class Ratio(NamedTuple):
+    """How many times as much the other takes."""
+
+    value: float | None
+    """None where one is missing, or neither has reached the target."""
+    against: str = ""
+    bound: str = ""
+    """"at least" where the other has not reached the target, "at most" where this trainer has not."""
+
+    def __str__(self) -> str:
+        return "not known" if self.value is None else f"{self.bound} {self.value:.2f}".strip()
 
 
 def reached(curve: Sequence[Point], target: float) -> Reached:
@@ -45,18 +67,43 @@ def reached(curve: Sequence[Point], target: float) -> Reached:
 
 
 def typical(seeds: Sequence[Reached]) -> Reached:
-    """Medians over seeds; a bound where the median seed, or one below it, has not reached the target."""
-    values = [median(getattr(found, name) for found in seeds) for name in ("step", "seconds", "tokens")]
-    by_time = sorted(seeds, key=lambda found: found.seconds)
-    return Reached(*values, is_bound=any(found.is_bound for found in by_time[: len(seeds) // 2 + 1]))
+    """Medians over seeds; a bound where one of them would be larger had the seeds that are bounds gone on for ever."""
+    names = ("step", "seconds", "tokens")
+    values = [median(getattr(found, name) for found in seeds) for name in names]
+    largest = [median(math.inf if found.is_bound else getattr(found, name) for found in seeds) for name in names]
+    return Reached(*values, is_bound=values != largest)
 
 
-def ratios(found: Mapping[str, Reached]) -> dict[str, float | None]:
-    """How many times as much the others take; None where this trainer has not reached the target, or one is missing."""
-    ours = found.get("default")
+def ratio(ours: Reached | None, others: Mapping[str, Reached], compared: Compared) -> Ratio:
+    """Of this trainer and the best of those it is compared with."""
+    there = {name: others[name] for name in compared.others if name in others}
+    if ours is None or not there:
+        return Ratio(None)
+    # One that has reached the target comes before all that have not, however little those have spent.
+    name, other = min(there.items(), key=lambda item: (item[1].is_bound, getattr(item[1], compared.of)))
+    if ours.is_bound and other.is_bound:
+        return Ratio(None, name)
+    value = getattr(other, compared.of) / getattr(ours, compared.of) if getattr(ours, compared.of) else math.inf
+    return Ratio(value, name, "at most" if ours.is_bound else "at least" if other.is_bound else "")
+
+
+def ratios(found: Mapping[str, Reached]) -> dict[str, Ratio]:
+    """All of RATIOS, of medians or of one seed."""
+    return {name: ratio(found.get("default"), found, compared) for name, compared in RATIOS.items()}
+
+
+def spread(by_seed: Mapping[int, Mapping[str, Reached]]) -> dict[str, list[Ratio]]:
+    """The ratios of every seed of which both sides are there, seed by seed."""
     return {
-        name: None
-        if ours is None or ours.is_bound or other not in found
-        else getattr(found[other], of) / getattr(ours, of)
-        for name, (other, of, _) in RATIOS.items()
+        name: [ratio(found["default"], found, compared) for found in by_seed.values() if _has_both(found, compared)]
+        for name, compared in RATIOS.items()
     }
+
+
+def _has_both(found: Mapping[str, Reached], compared: Compared) -> bool:
+    return "default" in found and any(other in found for other in compared.others)
+
+
+def most_of_overlap(sampler_s: float, learner_s: float) -> float:
+    """How many times as fast a loop can be whose two halves overlap wholly: (s + l) / max(s, l)."""
+    return (sampler_s + learner_s) / max(sampler_s, learner_s)

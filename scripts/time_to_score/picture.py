@@ -19,6 +19,7 @@ _COLORS = {
     "uniform": "#8d6a9f",
     "sync_uniform": "#b8c4d6",
     "trl": "#c8553d",
+    "trl_vllm": "#e0a090",
 }
 
 

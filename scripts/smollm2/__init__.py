@@ -1,0 +1,1 @@
+"""A pretrained model trained for an hour, in pieces, by this trainer and by TRL."""
