@@ -25,7 +25,7 @@ import torch
 from bench_prompts import by_reward, make_group, random_model
 
 from stream_grpo.algo.presets import DEFAULT, PRESETS
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.learner.batching import Minibatch, make_train_batch
 from stream_grpo.learner.engine import LearnerEngine
 from stream_grpo.learner.first_pass import tensors_of

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from stream_grpo.algo.presets import DEFAULT, PRESETS
-from stream_grpo.config import Learner
 from stream_grpo.config_file import load_run
+from stream_grpo.config_learner import Learner
 from stream_grpo.learner.batching import Microbatch, Minibatch, Scored, TrainBatch, make_train_batch
 from stream_grpo.learner.engine import LearnerEngine
 from stream_grpo.learner.figures import figures_of_batch

@@ -22,8 +22,9 @@ from curator.ingest.report import import_files
 from curator.pool import Pool
 from curator.pool_features import features_of_pool, has_text_numbers
 from curator.schema import Problem, batch_to_bytes, problems_to_batch
-from stream_grpo.config import Config, Guard
+from stream_grpo.config import Config
 from stream_grpo.config_file import differences, load_run, missing_files, to_toml
+from stream_grpo.config_problems import Guard
 from stream_grpo.errors import ConfigError
 from stream_grpo.files import read_object, replace_with, write_json
 from stream_grpo.guards import GUARDED, guarded_id, is_guarded

@@ -31,7 +31,7 @@ import deepspeed
 from deepspeed.utils import logger as deepspeed_logger
 
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.adapter_note import check_note, write_note
 from stream_grpo.learner.critic import Critic, ValueNet

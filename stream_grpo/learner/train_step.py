@@ -19,7 +19,7 @@ from stream_grpo.algo.loss import LossInputs, policy_loss
 from stream_grpo.algo.recipe import Recipe, given
 from stream_grpo.algo.statistics import Statistics
 from stream_grpo.algo.step_scale import learning_rate_scale
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Microbatch, Minibatch, TrainBatch
 from stream_grpo.learner.critic_step import CriticStep, ValueModel

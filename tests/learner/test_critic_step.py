@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.learner.forward import Shared
 from stream_grpo.learner.train_step import TrainStep
 from stream_grpo.types import RolloutGroup

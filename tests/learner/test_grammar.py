@@ -14,7 +14,7 @@ import torch
 
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.environments.calls import Call, CallFormat, Malformed, find_call
 from stream_grpo.errors import ConfigError
 from stream_grpo.learner.advantages import AdvantageMaker

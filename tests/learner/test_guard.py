@@ -12,7 +12,7 @@ import torch
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.algo.statistics import Statistics
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.errors import CorrectionError
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Sampled, TrainBatch, make_train_batch

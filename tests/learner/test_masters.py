@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stream_grpo.algo.presets import PRESETS
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.learner.engine import LearnerEngine
 from stream_grpo.learner.forward import Distribution
 

@@ -15,7 +15,7 @@ from stream_grpo.algo.aggregate import BatchCounts, denominator
 from stream_grpo.algo.loss import LossInputs, policy_loss
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Microbatch, Minibatch, Sampled, TrainBatch, make_train_batch
 from stream_grpo.learner.first_pass import first_pass, tensors_of
