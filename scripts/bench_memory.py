@@ -116,7 +116,7 @@ def passed(engine: LearnerEngine, minibatch: Minibatch) -> None:
     """Forward and backward of all microbatches, added to the gradients that are there."""
     for microbatch in minibatch.microbatches:
         tensors = tensors_of(microbatch, engine.device)
-        logprobs_BK, _ = engine.logprobs(*tensors.sequences, wanted_BK=tensors.mask_BK)
+        logprobs_BK, _ = engine.logprobs(tensors.targets)
         engine.backward(torch.where(tensors.mask_BK, logprobs_BK, 0.0).sum() / minibatch.num_tokens)
 
 

@@ -163,7 +163,7 @@ def gradient(engine: LearnerEngine, minibatch: Minibatch) -> torch.Tensor:
     """Of the mean logprob of the target tokens, all weights in a row; cleared afterwards."""
     for microbatch in minibatch.microbatches:
         tensors = tensors_of(microbatch, engine.device)
-        logprobs_BK, _ = engine.logprobs(*tensors.sequences, wanted_BK=tensors.mask_BK)
+        logprobs_BK, _ = engine.logprobs(tensors.targets)
         engine.backward(torch.where(tensors.mask_BK, logprobs_BK, 0.0).sum() / minibatch.num_tokens)
     module = engine._module
     found = torch.cat([p.grad.float().flatten() for p in module.parameters() if p.grad is not None])

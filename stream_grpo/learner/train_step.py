@@ -237,13 +237,13 @@ class TrainStep:
         """A microbatch as the maths sees it, with a fresh forward pass, and the entropy."""
         recipe, tensors = self._recipe, tensors_of(microbatch, self._model.device)
         entropy: Entropy = "gradient" if recipe.entropy_weight > 0 else "value"
-        logprobs_BK, entropy_BK = self._model.logprobs(*tensors.sampled, wanted_BK=tensors.mask_BK, entropy=entropy)
+        logprobs_BK, entropy_BK = self._model.logprobs(tensors.targets, entropy=entropy)
         advantage_BK = tensors.advantage_BK.to(logprobs_BK.dtype)
         if (term_BK := facts.advantage_terms.get(id(microbatch))) is not None:
             advantage_BK = advantage_BK + term_BK
         reference_BK = None
         if recipe.needs_reference:
-            reference_BK = self._model.reference_logprobs(*tensors.sampled, wanted_BK=tensors.mask_BK)
+            reference_BK = self._model.reference_logprobs(tensors.targets)
         inputs = LossInputs(
             policy_logprobs_BT=logprobs_BK,
             behavior_logprobs_BT=tensors.behavior_BK,
