@@ -35,7 +35,7 @@ import numpy as np
 from curator.client import Positioned, Reported
 from curator.wire import Message, Request
 from stream_grpo.buffer.process import BufferProcess
-from stream_grpo.config import Buffer, Stream
+from stream_grpo.config_stream import Buffer, Stream
 from stream_grpo.transport.codec import encode_group
 from stream_grpo.types import Decision, EndReason, PolicyVersion, RewardResult, Rollout, RolloutGroup
 

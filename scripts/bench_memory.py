@@ -14,7 +14,6 @@ import gc
 import json
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,16 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_prompts import by_reward, make_group, random_model
 from benchmarks import made, page
+from benchmarks.one_batch import by_reward, engine_of, made_groups, parser_of, passed
 from benchmarks.page import table
 
-from stream_grpo.algo.presets import DEFAULT, PRESETS
-from stream_grpo.config import Learner
-from stream_grpo.learner.batching import Minibatch, make_train_batch
+from stream_grpo.learner.batching import make_train_batch
 from stream_grpo.learner.engine import LearnerEngine
-from stream_grpo.learner.first_pass import tensors_of
-from stream_grpo.learner.forward import Distribution
 from stream_grpo.learner.recompute import recompute_activations
 
 WAYS: dict[str, tuple[bool, bool]] = {
@@ -44,35 +39,17 @@ WAYS: dict[str, tuple[bool, bool]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a model folder; by default random weights of SmolLM2-135M's size")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--groups", type=int, default=4)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--response-tokens", type=int, default=64)
+    parser = parser_of(__doc__, prompt_tokens=32, response_tokens=64, rounds=2)
     parser.add_argument("--microbatch-tokens", type=int, default=4096)
     parser.add_argument("--logits-bytes", type=int, default=64 << 20)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="one group and one round")
     parser.add_argument("--page", type=Path, help="write a section there")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.groups, arguments.rounds = 1, 1
-    with tempfile.TemporaryDirectory() as name:
-        model = arguments.model or random_model(Path(name))
-        learner = Learner(
-            num_threads=arguments.threads, microbatch_tokens=arguments.microbatch_tokens, zero_stage=0,
-            logits_bytes=arguments.logits_bytes,
-        )  # fmt: skip
-        engine = LearnerEngine(
-            model, learner=learner, recipe=PRESETS[DEFAULT].recipe, dtype=arguments.dtype,
-            distribution=Distribution(temperature=1.0), seed=0,
-        )  # fmt: skip
+    with engine_of(arguments, logits_bytes=arguments.logits_bytes) as engine:
         found = measured(engine, arguments)
-        engine.close()
     for way, figures in found.items():
         print(
             f"{way}: {figures['peak_mib']:,.0f} MiB on top, {figures['memory']:.2f} of the first; "
@@ -120,7 +97,7 @@ def section(found: dict[str, dict[str, float]], arguments: argparse.Namespace) -
 
 def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """All ways in turns; the fastest and the smallest of each."""
-    groups = [make_group(number, arguments, engine.vocab_size) for number in range(arguments.groups)]
+    groups = made_groups(arguments, engine.vocab_size)
     batch = make_train_batch(
         groups, by_reward, vocab_size=engine.vocab_size, microbatch_tokens=arguments.microbatch_tokens,
         attention_cost=engine.attention_cost,
@@ -149,14 +126,6 @@ def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, 
         }
         for way in WAYS
     }
-
-
-def passed(engine: LearnerEngine, minibatch: Minibatch) -> None:
-    """Forward and backward of all microbatches, added to the gradients that are there."""
-    for microbatch in minibatch.microbatches:
-        tensors = tensors_of(microbatch, engine.device)
-        logprobs_BK, _ = engine.logprobs(*tensors.sequences, wanted_BK=tensors.mask_BK)
-        engine.backward(torch.where(tensors.mask_BK, logprobs_BK, 0.0).sum() / minibatch.num_tokens)
 
 
 @contextmanager

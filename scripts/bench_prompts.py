@@ -12,7 +12,6 @@ import argparse
 import json
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,19 +20,17 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks import made, page
+from benchmarks.one_batch import by_reward, engine_of, made_groups, parser_of, passed
 from benchmarks.page import Goal, goals, table
 
-from stream_grpo.algo.presets import DEFAULT, PRESETS
-from stream_grpo.config import Learner
 from stream_grpo.config_file import load_run
-from stream_grpo.learner.batching import Microbatch, Minibatch, Scored, TrainBatch, make_train_batch
+from stream_grpo.learner.batching import Microbatch, Minibatch, TrainBatch, make_train_batch
 from stream_grpo.learner.engine import LearnerEngine
 from stream_grpo.learner.figures import figures_of_batch
 from stream_grpo.learner.first_pass import tensors_of
-from stream_grpo.learner.forward import Distribution
 from stream_grpo.rollouts.views import Groups, journal_of
 from stream_grpo.transport.codec import decode_group
-from stream_grpo.types import Decision, EndReason, RewardResult, Rollout, RolloutGroup
+from stream_grpo.types import RolloutGroup
 
 WAYS: dict[str, tuple[bool, bool]] = {
     "plain": (False, False),
@@ -47,17 +44,9 @@ MIN_SPEEDUP = 2.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a model folder; by default random weights of SmolLM2-135M's size")
+    parser = parser_of(__doc__, prompt_tokens=100, response_tokens=16, rounds=3)
     parser.add_argument("--run", type=Path, help="a run whose last groups are taken")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--groups", type=int, default=4)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=100)
-    parser.add_argument("--response-tokens", type=int, default=16)
     parser.add_argument("--microbatch-tokens", type=int, help="by default those of the run, or 4096")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="one group and one round")
     parser.add_argument("--page", type=Path, help="write a section there; docs/benchmarks.md has it of a real model")
     parser.add_argument("--json", action="store_true")
@@ -67,17 +56,8 @@ def main() -> None:
     if arguments.microbatch_tokens is None:
         of_run = arguments.run and load_run(arguments.run.resolve()).learner.microbatch_tokens
         arguments.microbatch_tokens = of_run or 4096
-    with tempfile.TemporaryDirectory() as name:
-        model = arguments.model or random_model(Path(name))
-        learner = Learner(
-            num_threads=arguments.threads, microbatch_tokens=arguments.microbatch_tokens, zero_stage=0, packing=True
-        )
-        engine = LearnerEngine(
-            model, learner=learner, recipe=PRESETS[DEFAULT].recipe, dtype=arguments.dtype,
-            distribution=Distribution(temperature=1.0), seed=0,
-        )  # fmt: skip
+    with engine_of(arguments, packing=True) as engine:
         result = measured(engine, arguments)
-        engine.close()
     for way, found in result["ways"].items():
         print(
             f"{way}: {found['tokens']:,} tokens in {found['microbatches']} microbatches, {found['padding_share']:.0%} "
@@ -134,25 +114,9 @@ def section(result: dict[str, Any], arguments: argparse.Namespace) -> str:
     )
 
 
-def random_model(directory: Path) -> Path:
-    """SmolLM2-135M's shape."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True,
-    )  # fmt: skip
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
-    return directory
-
-
 def measured(engine: LearnerEngine, arguments: argparse.Namespace) -> dict[str, Any]:
     """All ways in turns; the fastest of each."""
-    if arguments.run:
-        groups = recorded(arguments.run, arguments.groups)
-    else:
-        groups = [make_group(number, arguments, engine.vocab_size) for number in range(arguments.groups)]
+    groups = recorded(arguments.run, arguments.groups) if arguments.run else made_groups(arguments, engine.vocab_size)
 
     def batch(way: tuple[bool, bool], attention_cost: float | None) -> TrainBatch:
         return make_train_batch(
@@ -212,45 +176,11 @@ def computed(microbatch: Microbatch) -> int:
 
 def gradient(engine: LearnerEngine, minibatch: Minibatch) -> torch.Tensor:
     """Of the mean logprob of the target tokens, all weights in a row; cleared afterwards."""
-    for microbatch in minibatch.microbatches:
-        tensors = tensors_of(microbatch, engine.device)
-        logprobs_BK, _ = engine.logprobs(*tensors.sequences, wanted_BK=tensors.mask_BK)
-        engine.backward(torch.where(tensors.mask_BK, logprobs_BK, 0.0).sum() / minibatch.num_tokens)
+    passed(engine, minibatch)
     module = engine._module
     found = torch.cat([p.grad.float().flatten() for p in module.parameters() if p.grad is not None])
     module.zero_grad(set_to_none=True)
     return found
-
-
-def by_reward(rewards_B: np.ndarray, valid_B: np.ndarray, *_: object) -> Scored:
-    """Any advantages: they are not looked at."""
-    return Scored(np.nan_to_num(rewards_B), valid_B)
-
-
-def make_group(number: int, arguments: argparse.Namespace, vocab_size: int) -> RolloutGroup:
-    """Responses of 1/2 to 3/2 of the wanted length."""
-    rng = np.random.default_rng(number)
-    prompt = rng.integers(1, vocab_size, arguments.prompt_tokens)
-    shortest = max(1, arguments.response_tokens // 2)
-    rollouts = []
-    for index in range(arguments.group_size):
-        response = rng.integers(1, vocab_size, rng.integers(shortest, 3 * shortest + 1))
-        ids = np.concatenate([prompt, response]).astype(np.int32)
-        mask = np.arange(len(ids)) >= len(prompt)
-        versions = np.where(mask, 0, -1).astype(np.int32)
-        reward = RewardResult(decision=Decision.PASS, reward=float(index), verifier="exact", verifier_version="1")
-        rollouts.append(
-            Rollout(
-                token_ids=ids, num_prompt_tokens=len(prompt), loss_mask=mask,
-                behavior_logprobs=np.where(mask, -1.0, 0.0).astype(np.float32), version_branch=versions,
-                version_step=versions, turn=np.zeros(len(ids), np.int16), end_reason=EndReason.EOS, seed=index,
-                reward=reward,
-            )
-        )  # fmt: skip
-    return RolloutGroup(
-        group_id=f"g{number}", owner_epoch=0, problem_id=f"p{number}", domain="d", sampler_id="s", ticket_step=0,
-        config_hash="c", dispatched_at_s=0.0, finished_at_s=1.0, rollouts=tuple(rollouts),
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ Part of the tree of `config`.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from stream_grpo.config_section import Section
 
 
-class Alarms(BaseModel):
+class Alarms(Section):
     """From which figures on a run says that something is wrong. An alarm never stops a run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     window: int = Field(20, ge=4, le=100_000)
     """Learner steps that a trend is seen over: the newest half against the half before. An alarm that was not true for

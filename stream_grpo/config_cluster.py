@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from stream_grpo.config_section import Section
 
 
-class Cluster(BaseModel):
+class Cluster(Section):
     """Where the processes run. How many there are, and the cores and GPUs of each, stands in their own sections."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     address: str | None = None
     """Of a Ray cluster, as `10.0.0.1:6379`; None starts a local Ray that ends with the run."""

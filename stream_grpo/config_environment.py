@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from stream_grpo.config_section import Section
 
 Option = str | bool | int | float | tuple[str | int | float, ...]
 
 
-class Environment(BaseModel):
+class Environment(Section):
     """Rollouts of several turns: the policy acts, an environment answers; see docs/environments.md."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     name: str | None = Field(None, pattern=r"^([a-z_]+|python:[A-Za-z_]\w*(\.[A-Za-z_]\w*)+|verifiers:[\w/@.-]+)$")
     """`calculator`, `records`, `python:module.name`, or `verifiers:ID` of that package. None: rollouts are one turn."""

@@ -1,7 +1,7 @@
-"""Settings of the judges and reward models behind a URL: `[rewards.http.NAME]`. No torch, nothing of ours.
+"""Settings of the judges and reward models behind a URL: `[rewards.http.NAME]`. Loads no torch.
 
-A row of the pool names one as `http:NAME`. What decides a reward is told apart from where and how fast it is asked:
-`rules` are the former, and their hash is the verifier's version.
+Part of the tree of `config`. A row of the pool names one as `http:NAME`. What decides a reward is told apart from
+where and how fast it is asked: `rules` are the former, and their hash is the verifier's version.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import re
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+
+from stream_grpo.config_section import Section
 
 PREFIX = "http:"
 """Of the name of a verifier that is behind a URL."""
@@ -63,11 +65,7 @@ Url = Annotated[str, AfterValidator(_plain_url)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-
-class Endpoint(_Settings):
+class Endpoint(Section):
     """Where a judge is and how it is asked."""
 
     url: Url
@@ -127,7 +125,7 @@ class Scale(Endpoint):
         return (self.low + self.high) / 2 if self.pass_score is None else self.pass_score
 
 
-class Chat(_Settings):
+class Chat(Section):
     """What is asked of a chat endpoint beside the messages."""
 
     temperature: float = Field(0.0, ge=0)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from stream_grpo.config_section import Section
 
 NOT_TARGETS = ("lm_head", "embed_tokens")
 """The head may be one tensor with the embedding, which is no linear layer."""
@@ -21,13 +23,11 @@ def layer_of(tensor: str, shape: Sequence[int]) -> str | None:
     return layer if is_target else None
 
 
-class Lora(BaseModel):
+class Lora(Section):
     """An adapter beside frozen weights: W0 + (alpha / rank) B A (Hu et al. 2021, arXiv 2106.09685); see docs/lora.md.
 
     There is no dropout: the learner's logprobs are held against the sampler's, and must come out alike every time.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     rank: int = Field(0, ge=0, le=4096)
     """Of the adapter of a linear layer: A is [rank, in], B is [out, rank]. 0: no adapter, all weights are trained."""

@@ -9,7 +9,7 @@ from stream_grpo.config import Config
 from stream_grpo.errors import OrderError
 from stream_grpo.launch import Launcher
 from stream_grpo.orders import Handler
-from stream_grpo.parts import sampler_names
+from stream_grpo.parts_common import sampler_names
 from stream_grpo.rundir import check_room
 
 MAX_SAMPLERS = 4096

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from stream_grpo.config import Guard
+from stream_grpo.config_problems import Guard
 from stream_grpo.evaluation import ALL, ProblemScore, derived_seed, paired_rise, summarize
 
 GUARDED = "guard/"

@@ -20,6 +20,7 @@ from stream_grpo.errors import StreamGrpoError
 from stream_grpo.identity import MANIFEST_FILE
 from stream_grpo.lifetime import become_part, end_with
 from stream_grpo.nodes import Home, node_id
+from stream_grpo.parts_common import away
 
 
 @ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=8)
@@ -31,7 +32,7 @@ class Host:
         if node_id() == home.node_id:
             # Ray ends the actors of a driver that died; not at once, and not where Ray died too.
             end_with(home.pid)
-        self._config = parts.away(config, name) if self._is_away else config
+        self._config = away(config, name) if self._is_away else config
         self._stop = threading.Event()
         self._part: Any = None
         self._loop: Future[Any] | None = None

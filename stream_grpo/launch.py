@@ -20,6 +20,7 @@ from stream_grpo.host import Host
 from stream_grpo.lifetime import children, is_alive
 from stream_grpo.local_ray import RAY_PROGRAMS
 from stream_grpo.nodes import SERVERS, Nodes
+from stream_grpo.parts_common import files_to_send
 from stream_grpo.placed import Placed
 
 BUILD_TIMEOUT_S = 300.0
@@ -78,7 +79,7 @@ class Launcher:
 
     def _start(self, placed: Placed) -> None:
         resources = parts.RESOURCES[placed.kind](self._config)
-        files = {} if self._config.cluster.node_root is None else parts.files_to_send(self._config)
+        files = {} if self._config.cluster.node_root is None else files_to_send(self._config)
         placed.handle = Host.options(  # type: ignore[attr-defined]
             # A local Ray believes in as many cores as the configuration asks for.
             num_cpus=0 if placed.by_order and not self._config.cluster.address else resources.num_cpus,

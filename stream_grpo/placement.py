@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from stream_grpo import parts
 from stream_grpo.config import Config
+from stream_grpo.parts_common import sampler_names
 
 LEARNER, SAMPLERS = "learner", "samplers"
 _STRATEGIES: Mapping[str, Literal["PACK", "SPREAD"]] = {"pack": "PACK", "spread": "SPREAD"}
@@ -78,7 +79,7 @@ def place_of(config: Config, name: str) -> Place | None:
     """Where a part of the configuration is placed by a group; None for what no group holds."""
     if not uses_groups(config):
         return None
-    learners, samplers = parts.learner_names(config), parts.sampler_names(config)
+    learners, samplers = parts.learner_names(config), sampler_names(config)
     if name in learners:
         return Place(LEARNER, learners.index(name))
     if name not in samplers:

@@ -22,8 +22,9 @@ from curator.ingest.report import import_files
 from curator.pool import Pool
 from curator.pool_features import features_of_pool, has_text_numbers
 from curator.schema import Problem, batch_to_bytes, problems_to_batch
-from stream_grpo.config import Config, Guard
+from stream_grpo.config import Config
 from stream_grpo.config_file import differences, load_run, missing_files, to_toml
+from stream_grpo.config_problems import Guard
 from stream_grpo.errors import ConfigError
 from stream_grpo.files import read_object, replace_with, write_json
 from stream_grpo.guards import GUARDED, guarded_id, is_guarded
@@ -35,7 +36,8 @@ from stream_grpo.learner.checkpoint import newest_version, read_index
 from stream_grpo.learner.layout import Layout, needs_conversion
 from stream_grpo.lifetime import wait_for_parts
 from stream_grpo.model_folder import model_config, unusable, vocab_size
-from stream_grpo.parts import GUARDS_FILE, HELDOUT_FILE, INTERVAL_HELDOUT_FILE, learner_grammar
+from stream_grpo.parts import learner_grammar
+from stream_grpo.parts_common import GUARDS_FILE, HELDOUT_FILE, INTERVAL_HELDOUT_FILE
 from stream_grpo.rewards.environment import NAME as OF_ENVIRONMENT
 from stream_grpo.rewards.scoring import asked_verifiers, check_scores_alone, check_verifiers
 from stream_grpo.run_manifest import make_manifest, resumed_manifest

@@ -31,7 +31,9 @@ from stream_grpo.local_ray import ray_session
 from stream_grpo.metrics import MetricsLog, MetricsReader
 from stream_grpo.model_folder import unusable
 from stream_grpo.orders import Orders
-from stream_grpo.parts import Evaluation, connect, evaluation_shares, learner_names
+from stream_grpo.parts import learner_names
+from stream_grpo.parts_common import connect
+from stream_grpo.parts_sampler import Evaluation, evaluation_shares
 from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare, with_absolute_paths
 from stream_grpo.sampler.environment import environment
 from stream_grpo.sinks.sink import Sinks

@@ -12,8 +12,8 @@ from stream_grpo.algo.presets import DEFAULT, PRESETS
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.algo.statistics import Ratio, gather, measure
 from stream_grpo.buffer.staleness import Losses, Staleness
-from stream_grpo.config import Control, Stream
 from stream_grpo.config_file import parse
+from stream_grpo.config_stream import Control, Stream
 from stream_grpo.experiments.ablate import AXES
 
 PAGE = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")

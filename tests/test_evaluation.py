@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_grpo.config import Rewards
+from stream_grpo.config_rewards import Rewards
 from stream_grpo.errors import EvaluationError
 from stream_grpo.evaluation import (
     EvaluationRun,

@@ -1,6 +1,6 @@
 """Guard sets: which scores are theirs, and when a fall is an alarm."""
 
-from stream_grpo.config import Guard
+from stream_grpo.config_problems import Guard
 from stream_grpo.evaluation import ProblemScore
 from stream_grpo.guards import alarms, guard_lines, guarded_id, judge, split
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from stream_grpo.config import Config, Learner
+from stream_grpo.config import Config
 from stream_grpo.config_file import parse
+from stream_grpo.config_learner import Learner
 from stream_grpo.model_folder import INDEX, length_limit, tensor_shapes, unusable
 
 SOUND = {

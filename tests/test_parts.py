@@ -7,7 +7,8 @@ from curator.schema import Problem, batch_to_bytes, problems_to_batch
 from stream_grpo.config import Config
 from stream_grpo.config_file import parse
 from stream_grpo.metrics import MetricsLog
-from stream_grpo.parts import INTERVAL_HELDOUT_FILE, expected_verifiers, heldout_evaluation
+from stream_grpo.parts_common import INTERVAL_HELDOUT_FILE
+from stream_grpo.parts_sampler import expected_verifiers, heldout_evaluation
 from stream_grpo.rewards.scoring import Scoring
 from stream_grpo.types import PolicyVersion
 from tests.fakes import FakeEngine

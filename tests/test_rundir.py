@@ -19,7 +19,8 @@ from stream_grpo.errors import CheckpointError, ConfigError, StreamGrpoError
 from stream_grpo.identity import identity_hash
 from stream_grpo.learner.layout import Layout, write_layout
 from stream_grpo.make_model import new_model, new_tokenizer
-from stream_grpo.parts import GUARDS_FILE, INTERVAL_HELDOUT_FILE, evaluation_shares, heldout_problems
+from stream_grpo.parts_common import GUARDS_FILE, INTERVAL_HELDOUT_FILE, heldout_problems
+from stream_grpo.parts_sampler import evaluation_shares
 from stream_grpo.rundir import choose_heldout, held, load_prompts, prepare
 from tests.curator.fakes import make_outcome
 

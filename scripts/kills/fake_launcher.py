@@ -17,7 +17,7 @@ from kills.fake_parts import buffer_client, run_part
 from stream_grpo.config import Config
 from stream_grpo.files import write_json
 from stream_grpo.lifetime import become_part, end_with
-from stream_grpo.parts import sampler_names
+from stream_grpo.parts_common import sampler_names
 from stream_grpo.rundir import held
 from stream_grpo.transport.channels import read_ledger
 

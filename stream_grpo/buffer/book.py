@@ -27,7 +27,7 @@ from stream_grpo.buffer.staleness import Losses, oldest_trained
 from stream_grpo.buffer.stock import Held, Stock
 from stream_grpo.buffer.tickets import InFlight, TicketBook
 from stream_grpo.buffer.transitions import Kind, Location, Transition
-from stream_grpo.config import Selector, TooOld
+from stream_grpo.config_stream import Selector, TooOld
 from stream_grpo.errors import StreamGrpoError
 from stream_grpo.types import Fate, PolicyVersion, sampling_part
 

@@ -37,7 +37,7 @@ from stream_grpo.buffer.retention import Limits
 from stream_grpo.buffer.signal import WINDOW
 from stream_grpo.buffer.status import account, figures
 from stream_grpo.buffer.tickets import block_size
-from stream_grpo.config import Buffer, Stream
+from stream_grpo.config_stream import Buffer, Stream
 from stream_grpo.errors import LedgerError
 from stream_grpo.failpoints import failpoint
 from stream_grpo.transport.channels import tickets_to_plain

@@ -83,7 +83,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stream_grpo.config import Selector
+from stream_grpo.config_stream import Selector
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Environments in worker processes with hard deadlines, while the caller does something else.
 
-One thread of the pool hands calls out, takes replies in and kills what is over its deadline. A worker has one call at
+The pool's thread hands calls out, takes replies in and kills what is over its deadline. A worker has one call at
 a time, or a few short ones, and keeps the environments of the trajectories that it served: the next call of one goes to
 it, unless it is busy. Then another worker plays the trajectory's actions again. So does one after a worker was killed,
 and what stands behind a call that takes long is handed out anew: neither a tool that hangs nor a worker that dies costs
@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import math
 import os
-import selectors
-import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from stream_grpo.background import WorkerPool
 from stream_grpo.environments.instance import Call, Reply
 from stream_grpo.environments.seat import Seat
 from stream_grpo.errors import EnvironmentFailedError
 from stream_grpo.rewards.timings import Timings
 
-_MAX_FAILED_STARTS = 3
 # A trajectory whose worker has been busy for longer with the call of another is played again elsewhere.
 _PATIENCE_S = 0.1
 # Work for about so long is handed out at once, so that a worker need not wait for the pool between two short calls.
@@ -72,7 +68,7 @@ class _Times:
     run: Timings = field(default_factory=Timings)
 
 
-class EnvironmentPool:
+class EnvironmentPool(WorkerPool[Reply, Seat]):
     """Worker processes for one environment. All methods may be called from any thread."""
 
     def __init__(
@@ -88,20 +84,22 @@ class EnvironmentPool:
         everything else, by default in the working directory."""
         if num_workers < 1:
             raise ValueError(f"num_workers is {num_workers}: a pool needs at least 1")
+        super().__init__(
+            thread_name="environment-pool",
+            error=EnvironmentFailedError,
+            what="the pool of environments",
+            worker=f"worker of the environment {name!r}",
+        )
         self._limits = limits or Limits()
-        self._worker = {
+        self._options = {
             "name": name,
             "options": dict(options or {}),
             "paths": [os.getcwd()] if paths is None else list(paths),
             "memory_bytes": self._limits.memory_bytes,
         }
-        self._changed = threading.Condition()
-        self._failure: EnvironmentFailedError | None = None
-        self._is_closing = False
         self._queue: deque[_Task] = deque()
         # In the order in which replies come; None: handed out anew since, its reply is not waited for.
         self._under_way: dict[Seat, deque[_Task | None]] = {}
-        self._finished: list[tuple[str, Reply]] = []
         self._forgotten: set[str] = set()
         self._homes: dict[str, Seat] = {}
         self._times: dict[str, _Times] = {}
@@ -109,15 +107,8 @@ class EnvironmentPool:
         # Groups, by problem and seed, of the errors since the newest answer.
         self._failed_in_row: set[tuple[str, int | None]] = set()
         self._num_calls = self._num_retries = self._num_errors = 0
-        self._num_kills = self._num_restarts = self._num_failed_starts = self._num_replayed = 0
-        self._bell, self._ear = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ear.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._ear, selectors.EVENT_READ)
-        self._seats: list[Seat] = []
+        self._num_replayed = 0
         self._num_workers = num_workers
-        self._thread = threading.Thread(target=self._run, name="environment-pool", daemon=True)
         self._thread.start()
 
     def submit(self, call: Call) -> None:
@@ -129,19 +120,7 @@ class EnvironmentPool:
             self._check_open()
             self._forgotten.discard(call.trajectory)
             self._queue.append(_Task(call, time.monotonic()))
-        self._ring()
-
-    def poll(self, timeout_s: float = 0.0) -> list[tuple[str, Reply]]:
-        """Replies not yet returned, in the order of their coming; waits up to `timeout_s` for one where any is due.
-
-        Raises EnvironmentFailedError where too many groups in a row failed or no worker starts, with the last error.
-        """
-        with self._changed:
-            if not self._finished and timeout_s and self.num_open:
-                self._changed.wait_for(lambda: self._finished or self._failure or self._is_closing, timeout=timeout_s)
-            self._check_open()
-            done, self._finished = self._finished, []
-            return done
+        self._wake()
 
     def forget(self, trajectory: str) -> None:
         """No more calls come for it, and no reply to one under way."""
@@ -186,62 +165,11 @@ class EnvironmentPool:
                 },
             }
 
-    def close(self) -> None:
-        """Kill all workers, whatever they do. May be called twice."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        self._ring()
-        self._thread.join()
-
-    def __enter__(self) -> EnvironmentPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._is_closing:
-            raise EnvironmentFailedError("the pool of environments is closed")
-
-    def _ring(self) -> None:
-        with suppress(OSError):  # full: the thread will wake anyway; closed: it has ended
-            self._bell.send(b"\0")
-
     # -- the pool's thread --------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            for _ in range(self._num_workers):
-                self._seats.append(seat := Seat(self._worker))
-                self._selector.register(seat, selectors.EVENT_READ, seat)
-            while not self._is_closing:
-                with self._changed:
-                    self._take_back()
-                    self._hand_out()
-                    look_at = self._next_look()
-                events = self._selector.select(None if look_at == math.inf else max(0.0, look_at - time.monotonic()))
-                with self._changed:
-                    for key, _ in events:
-                        self._hear(key.data)
-                    self._look_at_workers()
-                    if self._finished:
-                        self._changed.notify_all()
-        except EnvironmentFailedError as error:
-            self._failure = error
-        except Exception as error:  # nobody else would hear of it
-            self._failure = EnvironmentFailedError(f"the pool of environments failed: {type(error).__name__}: {error}")
-            self._failure.__cause__ = error
-        finally:
-            with self._changed:
-                self._selector.close()
-                for seat in self._seats:
-                    seat.close()
-                self._bell.close()
-                self._ear.close()
-                self._changed.notify_all()
+    def _begin(self) -> None:
+        for _ in range(self._num_workers):
+            self._add(Seat(self._options))  # a worker ends with the thread that started it
 
     def _take_back(self) -> None:
         """Put back into the queue what stands behind a call that takes long."""
@@ -256,8 +184,9 @@ class EnvironmentPool:
                     self._queue.appendleft(task)
 
     def _hand_out(self) -> None:
+        self._take_back()
         now = time.monotonic()
-        idle = [seat for seat in self._seats if seat.is_ready and seat not in self._under_way]
+        idle = [seat for seat in self._workers if seat.is_ready and seat not in self._under_way]
         for number, seat in enumerate(idle):
             most = min(self._batch_size(), math.ceil(len(self._queue) / (len(idle) - number)))
             batch = list(islice((task for task in self._queue if self._may_go(task, seat, now)), most))
@@ -298,10 +227,10 @@ class EnvironmentPool:
         return home in self._under_way and now - home.given_at >= _PATIENCE_S
 
     def _next_look(self) -> float:
-        times = [self._due_at(seat) for seat in self._seats]
+        times = [self._due_at(seat) for seat in self._workers]
         now = time.monotonic()
         waits_for = {home for task in self._queue if (home := self._homes.get(task.call.trajectory)) in self._under_way}
-        is_any_idle = any(seat.is_ready and seat not in self._under_way for seat in self._seats)
+        is_any_idle = any(seat.is_ready and seat not in self._under_way for seat in self._workers)
         if waits_for and is_any_idle:
             times.append(min(max(now, home.given_at + _PATIENCE_S) for home in waits_for if home is not None))
         # What stands behind a call is taken back once that takes long.
@@ -318,11 +247,7 @@ class EnvironmentPool:
         num_steps = seat.most_steps if task is None else task.num_steps
         return seat.given_at + self._limits.step_s * num_steps
 
-    def _hear(self, seat: Seat | None) -> None:
-        if seat is None:
-            with suppress(BlockingIOError):
-                self._ear.recv(4096)
-            return
+    def _hear(self, seat: Seat) -> None:
         try:
             messages = seat.messages()
         except OSError:
@@ -376,8 +301,8 @@ class EnvironmentPool:
         limit = self._limits.max_errors_in_row
         if limit is not None and len(self._failed_in_row) >= limit:
             raise EnvironmentFailedError(
-                f"{len(self._failed_in_row)} groups of the environment {self._worker['name']!r} in a row failed, which "
-                f"is the limit; the last: {error}"
+                f"{len(self._failed_in_row)} groups of the environment {self._options['name']!r} in a row failed, "
+                f"which is the limit; the last: {error}"
             )
 
     def _settle(self, task: _Task, reply: Reply) -> None:
@@ -391,7 +316,7 @@ class EnvironmentPool:
 
     def _look_at_workers(self) -> None:
         now = time.monotonic()
-        for seat in [seat for seat in self._seats if now >= self._due_at(seat)]:
+        for seat in [seat for seat in self._workers if now >= self._due_at(seat)]:
             if not seat.is_ready:
                 self._count_failed_start(f"was not ready within {self._limits.load_s:g} s")
                 self._replace(seat, "its worker did not start")
@@ -401,10 +326,7 @@ class EnvironmentPool:
 
     def _replace(self, seat: Seat, why: str) -> None:
         """Put a fresh worker in the place of one that has ended or is to end."""
-        self._num_restarts += 1
-        self._selector.unregister(seat)
-        seat.restart()
-        self._selector.register(seat, selectors.EVENT_READ, seat)
+        self._restart(seat)
         self._homes = {trajectory: home for trajectory, home in self._homes.items() if home is not seat}
         tasks = self._under_way.pop(seat, None)
         if not tasks:
@@ -413,11 +335,3 @@ class EnvironmentPool:
         self._queue.extendleft(task for task in reversed(tasks) if task is not None)
         if guilty is not None:
             self._failed(guilty, why)
-
-    def _count_failed_start(self, what: str) -> None:
-        self._num_failed_starts += 1
-        if self._num_failed_starts >= _MAX_FAILED_STARTS:
-            raise EnvironmentFailedError(
-                f"no worker of the environment {self._worker['name']!r} starts: the last of {_MAX_FAILED_STARTS} "
-                f"{what}; its stderr says more"
-            )

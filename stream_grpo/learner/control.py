@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from stream_grpo.config import Control, Stream
+from stream_grpo.config_stream import Control, Stream
 
 LEARNING_RATE_FACTOR = 0.7
 MAX_PATIENCE = 64

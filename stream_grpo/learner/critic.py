@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from stream_grpo.errors import CheckpointError
-from stream_grpo.learner.forward import Shared, shared_inputs
+from stream_grpo.learner.forward import Targets, shared_inputs
 
 FOLDER = "critic"
 """Within a checkpoint."""
@@ -66,10 +66,10 @@ class Critic:
         device: torch.device = self._engine.device
         return device
 
-    def values(self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None) -> Tensor:
-        """[B, num_last] what stands before each of the last tokens is worth; 0 for the first of them."""
-        if shared is None:
-            return pad(self._engine(num_last=num_last, input_ids=token_ids_BT)[:, :-1], (1, 0))
+    def values(self, targets: Targets) -> Tensor:
+        """[B, K] what stands before each target is worth; 0 for the first of a sequence."""
+        if (shared := targets.shared) is None:
+            return pad(self._engine(num_last=targets.num_last, input_ids=targets.token_ids_BT)[:, :-1], (1, 0))
         num_columns = shared.token_ids_RL.shape[1] - shared.first
         value_RL = self._engine(num_last=num_columns, **shared_inputs(shared, self._dtype))
         return pad(value_RL[shared.row_B.unsqueeze(1), shared.at_BJ], (1, 0))

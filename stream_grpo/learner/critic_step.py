@@ -21,7 +21,7 @@ from stream_grpo.algo.recipe import Recipe, given
 from stream_grpo.learner.batching import Microbatch, Minibatch, TrainBatch
 from stream_grpo.learner.figures import ADVANTAGE_PERCENTILES, percentiles
 from stream_grpo.learner.first_pass import tensors_of
-from stream_grpo.learner.forward import Shared
+from stream_grpo.learner.forward import Targets
 
 
 class ValueModel(Protocol):
@@ -35,8 +35,8 @@ class ValueModel(Protocol):
     def num_bytes(self) -> int:
         """Of its weights, their gradients, and what its optimizer keeps."""
 
-    def values(self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None) -> Tensor:
-        """[B, num_last] what stands before each of the last tokens is worth; 0 for the first of them."""
+    def values(self, targets: Targets) -> Tensor:
+        """[B, K] what stands before each target is worth; 0 for the first of a sequence."""
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a part of its loss."""
@@ -91,7 +91,7 @@ class CriticStep:
 
     def _judge(self, microbatch: Microbatch) -> _Judged:
         tensors = tensors_of(microbatch, self._model.device)
-        value_BK = self._model.values(*tensors.sequences).double().cpu()
+        value_BK = self._model.values(tensors.targets).double().cpu()
         mask_BK = tensors.mask_BK.cpu()
         gamma, lambda_ = given(self._recipe.gae_gamma), given(self._recipe.gae_lambda)
         rewards_B = torch.from_numpy(microbatch.advantages_B)
@@ -115,7 +115,7 @@ class CriticStep:
             loss_sum, num_clipped = 0.0, 0
             for microbatch in minibatch.microbatches:
                 judged, tensors = self._judged[id(microbatch)], tensors_of(microbatch, self._model.device)
-                value_BK = self._model.values(*tensors.sequences)
+                value_BK = self._model.values(tensors.targets)
                 start_BK, return_BK = (x_BK.to(value_BK) for x_BK in (judged.value_BK, judged.estimates.return_BT))
                 loss, clipped = value_loss(
                     value_BK,

@@ -20,7 +20,7 @@ from stream_grpo.algo.mask import outward, second_moment_bound
 from stream_grpo.algo.recipe import Recipe, given
 from stream_grpo.algo.step_scale import WeightSums, weight_sums
 from stream_grpo.learner.batching import Microbatch, TrainBatch
-from stream_grpo.learner.forward import Entropy, Shared, on_device
+from stream_grpo.learner.forward import Entropy, Shared, Targets, on_device
 from stream_grpo.learner.ranks import ALONE, Ranks, summed_weights
 from stream_grpo.learner.shared_prompts import shared_prompts
 
@@ -32,32 +32,13 @@ class Model(Protocol):
     def device(self) -> torch.device:
         """Where its weights are."""
 
-    def logprobs(
-        self,
-        token_ids_BT: Tensor,
-        num_last: int,
-        shared: Shared | None = None,
-        turns_BT: Tensor | None = None,
-        *,
-        wanted_BK: Tensor | None = None,
-        entropy: Entropy = "none",
-    ) -> tuple[Tensor, Tensor]:
-        """(logprobs, entropy) of the last tokens under the sampler's distribution, [B, num_last] each.
+    def logprobs(self, targets: Targets, *, entropy: Entropy = "none") -> tuple[Tensor, Tensor]:
+        """(logprobs, entropy) of the targets under the sampler's distribution, [B, K] each.
 
-        `shared`: the same sequences as rows of several, where that is how they are computed. `turns_BT`: the action
-        that each sampled token is part of, -1 for all others, where a grammar makes that matter. `wanted_BK`: where the
-        result is looked at; elsewhere it may be 0. `entropy`: whether it is wanted, else it is 0.
+        `entropy`: whether it is wanted, else it is 0.
         """
 
-    def reference_logprobs(
-        self,
-        token_ids_BT: Tensor,
-        num_last: int,
-        shared: Shared | None = None,
-        turns_BT: Tensor | None = None,
-        *,
-        wanted_BK: Tensor | None = None,
-    ) -> Tensor:
+    def reference_logprobs(self, targets: Targets) -> Tensor:
         """Logprobs of the reference policy, without a gradient."""
 
     def backward(self, loss: Tensor) -> None:
@@ -100,11 +81,11 @@ def first_pass(
     weights: list[WeightSums] = []
     for microbatch in (m for minibatch in batch.minibatches for m in minibatch.microbatches):
         tensors = tensors_of(microbatch, model.device)
-        logprobs_BK, _ = model.logprobs(*tensors.sampled, wanted_BK=tensors.mask_BK)
+        logprobs_BK, _ = model.logprobs(tensors.targets)
         if keeps_start:
             start[id(microbatch)] = logprobs_BK
         if recipe.kl_place == "advantage":
-            reference_BK = model.reference_logprobs(*tensors.sampled, wanted_BK=tensors.mask_BK)
+            reference_BK = model.reference_logprobs(tensors.targets)
             term_BK = kl_to_advantage(logprobs_BK, reference_BK, tensors.mask_BK, weight=kl_weight).kl_BT
             terms[id(microbatch)] = torch.where(tensors.regularized_B(recipe).unsqueeze(1), term_BK, 0.0)
         if recipe.mask_second_moment is not None:
@@ -155,14 +136,9 @@ class Tensors(NamedTuple):
     """Of every token, see `Microbatch`."""
 
     @property
-    def sequences(self) -> tuple[Tensor, int, Shared | None]:
+    def targets(self) -> Targets:
         """What a model is asked about."""
-        return self.token_ids_BT, self.num_last, self.shared
-
-    @property
-    def sampled(self) -> tuple[Tensor, int, Shared | None, Tensor | None]:
-        """What a policy is asked about, whose tokens come from actions."""
-        return *self.sequences, self.turns_BT
+        return Targets(self.token_ids_BT, self.num_last, self.shared, self.turns_BT, self.mask_BK)
 
     @property
     def advantage_BK(self) -> Tensor:

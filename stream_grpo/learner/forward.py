@@ -6,6 +6,7 @@ rows of L tokens. N tokens that are asked about.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -132,6 +133,21 @@ class Shared:
     """Whether a row has more than one prompt, so that many positions between give no token its logits."""
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What a model is asked about: the last tokens of B sequences, given all before them."""
+
+    token_ids_BT: Tensor
+    num_last: int
+    """K, of every sequence."""
+    shared: Shared | None = None
+    """The same sequences as rows of several, where that is how they are computed."""
+    turns_BT: Tensor | None = None
+    """The action that each sampled token is part of, -1 for all others, where a grammar makes that matter."""
+    wanted_BK: Tensor | None = None
+    """Where the result is looked at; elsewhere it may be 0. None: everywhere."""
+
+
 def on_device(prompts: SharedPrompts, lengths_B: NDArray[np.int64], first: int, device: torch.device) -> Shared:
     """The rows as tensors, for logits from column `first` on; every sequence is longer than `first`."""
     at_BJ = prompts.before(lengths_B, first) - first
@@ -200,22 +216,19 @@ class LanguageModel:
     def logprobs(
         self,
         distribution: Distribution,
-        token_ids_BT: Tensor,
-        num_last: int,
-        shared: Shared | None = None,
+        targets: Targets,
         support: Support | None = None,
         *,
-        wanted_BK: Tensor | None = None,
         entropy: Entropy = "none",
     ) -> tuple[Tensor, Tensor]:
-        """(logprobs, entropy) of the last tokens, [B, num_last] each.
+        """(logprobs, entropy) of the targets, [B, K] each.
 
-        `support`: what these were drawn from, where it is not all tokens. `wanted_BK`: where the result is looked at;
-        elsewhere it may be 0.
+        `support`: what these were drawn from, where it is not all tokens.
         """
-        if self._asks(token_ids_BT, num_last, shared):
-            return self._of_positions(distribution, token_ids_BT, num_last, shared, support, wanted_BK, entropy)
+        if self._asks(targets):
+            return self._of_positions(distribution, targets, support, entropy)
         with_gradient = entropy == "gradient"
+        token_ids_BT, num_last, shared = targets.token_ids_BT, targets.num_last, targets.shared
         if shared is not None:
             logits_RLV = within(shared_logits(self.call, shared, self.dtype), support, shared)
             logprobs_BK = distribution.logprobs_at(logits_RLV, shared, token_ids_BT)
@@ -229,52 +242,46 @@ class LanguageModel:
             return logprobs_BK, torch.zeros_like(logprobs_BK)
         return logprobs_BK, distribution.entropy(logits_BKV, ids_BK, with_gradient=with_gradient)
 
-    def _asks(self, token_ids_BT: Tensor, num_last: int, shared: Shared | None) -> bool:
+    def _asks(self, targets: Targets) -> bool:
         """Whether single positions are asked for: where all logits are too many, or most would be for nothing."""
         if self.max_positions is None:
             return False
-        if shared is None:
-            return len(token_ids_BT) * num_last > self.max_positions
+        if (shared := targets.shared) is None:
+            return len(targets.token_ids_BT) * targets.num_last > self.max_positions
         num_rows, length = shared.token_ids_RL.shape
         return shared.is_packed or num_rows * (length - shared.first) > self.max_positions
 
     def _of_positions(
-        self,
-        distribution: Distribution,
-        token_ids_BT: Tensor,
-        num_last: int,
-        shared: Shared | None,
-        support: Support | None,
-        wanted_BK: Tensor | None,
-        entropy: Entropy,
+        self, distribution: Distribution, targets: Targets, support: Support | None, entropy: Entropy
     ) -> tuple[Tensor, Tensor]:
         assert self.max_positions is not None
+        token_ids_BT, num_last, wanted_BK = targets.token_ids_BT, targets.num_last, targets.wanted_BK
         ids_BJ = token_ids_BT[:, token_ids_BT.shape[1] - num_last + 1 :]
         wanted_BJ = torch.ones_like(ids_BJ, dtype=torch.bool) if wanted_BK is None else wanted_BK[:, 1:]
         if not wanted_BJ.any():
             # A forward pass without a single one has no gradient, for which other ranks would wait.
             wanted_BJ = torch.ones_like(wanted_BJ)
         question = Question(
-            at_N=_places(token_ids_BT, num_last, shared)[wanted_BJ],
+            at_N=_places(targets)[wanted_BJ],
             measure=_measure(distribution, ids_BJ[wanted_BJ], _of_draws(support, wanted_BJ), entropy),
             num_at_once=self.max_positions,
         )
         with asked(self.module, question):
-            if shared is None:
+            if targets.shared is None:
                 found_2N = logits(self.call, token_ids_BT, num_last)
             else:
-                found_2N = shared_logits(self.call, shared, self.dtype)
+                found_2N = shared_logits(self.call, targets.shared, self.dtype)
         found_2BJ = found_2N.new_zeros(2, *ids_BJ.shape).masked_scatter(wanted_BJ.expand(2, -1, -1), found_2N)
         logprobs_BK, entropy_BK = pad(found_2BJ, (1, 0))
         return logprobs_BK, entropy_BK if entropy == "gradient" else entropy_BK.detach()
 
 
-def _places(token_ids_BT: Tensor, num_last: int, shared: Shared | None) -> Tensor:
+def _places(targets: Targets) -> Tensor:
     """[B, J] where, among the positions that the head is given, stands what gives each token its logits."""
-    if shared is not None:
+    if (shared := targets.shared) is not None:
         return shared.row_B.unsqueeze(1) * (shared.token_ids_RL.shape[1] - shared.first) + shared.at_BJ
-    num_sequences, device = len(token_ids_BT), token_ids_BT.device
-    at_BK = torch.arange(num_sequences * num_last, device=device).reshape(num_sequences, num_last)
+    shape = len(targets.token_ids_BT), targets.num_last
+    at_BK = torch.arange(math.prod(shape), device=targets.token_ids_BT.device).reshape(shape)
     return at_BK[:, :-1]
 
 

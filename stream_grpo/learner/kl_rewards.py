@@ -63,8 +63,8 @@ def kl_terms(
     terms_B = torch.zeros(num_rollouts, dtype=torch.float64)
     for microbatch in share.minibatches[0].microbatches:
         tensors = tensors_of(microbatch, model.device)
-        policy_BK, _ = model.logprobs(*tensors.sampled, wanted_BK=tensors.mask_BK)
-        reference_BK = model.reference_logprobs(*tensors.sampled, wanted_BK=tensors.mask_BK)
+        policy_BK, _ = model.logprobs(tensors.targets)
+        reference_BK = model.reference_logprobs(tensors.targets)
         term_B, _ = kl_to_reward(policy_BK, reference_BK, tensors.mask_BK, weight=weight)
         # Added, since a sequence that only fills up a share adds 0 to the place of another.
         terms_B.index_add_(0, torch.from_numpy(microbatch.advantages_B).long(), term_B.double().cpu())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stream_grpo.config_lora import Lora
 from stream_grpo.errors import ConfigError
-from stream_grpo.learner.forward import Distribution, LanguageModel, Shared, Support
+from stream_grpo.learner.forward import Distribution, LanguageModel, Support, Targets
 from stream_grpo.weights.adapter import PREFIX
 from stream_grpo.weights.manifest import TensorSpec
 from stream_grpo.weights.tensors_file import write_tensors
@@ -101,20 +101,10 @@ class BaseReference:
         self._policy, self._lora = policy, lora
 
     @torch.no_grad()
-    def logprobs(
-        self,
-        distribution: Distribution,
-        token_ids_BT: Tensor,
-        num_last: int,
-        shared: Shared | None = None,
-        support: Support | None = None,
-        *,
-        wanted_BK: Tensor | None = None,
-    ) -> Tensor:
-        """Of the last tokens, [B, num_last]; those that are not wanted may be 0."""
+    def logprobs(self, distribution: Distribution, targets: Targets, support: Support | None = None) -> Tensor:
+        """Of the targets, [B, K]; those that are not wanted may be 0."""
         with self._lora.disabled():
-            asked = (distribution, token_ids_BT, num_last, shared, support)
-            found_BK, _ = self._policy.logprobs(*asked, wanted_BK=wanted_BK)
+            found_BK, _ = self._policy.logprobs(distribution, targets, support)
         return found_BK
 
     def follow(self, model: torch.nn.Module, step: int) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from curator.wire import WireError
-from stream_grpo.config import Config, Stream
+from stream_grpo.config import Config
+from stream_grpo.config_stream import Stream
 from stream_grpo.errors import StallError
 from stream_grpo.failpoints import failpoint
 from stream_grpo.learner.batching import Sampled, TrainBatch, make_train_batch, with_shuffled_rewards

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stream_grpo.algo.kl import ema_update
 from stream_grpo.errors import CheckpointError
-from stream_grpo.learner.forward import Distribution, LanguageModel, Shared, Support
+from stream_grpo.learner.forward import Distribution, LanguageModel, Support, Targets
 
 FILE = "reference.safetensors"
 
@@ -41,24 +41,15 @@ class Reference:
         self._model.to(device)
 
     @torch.no_grad()
-    def logprobs(
-        self,
-        distribution: Distribution,
-        token_ids_BT: Tensor,
-        num_last: int,
-        shared: Shared | None = None,
-        support: Support | None = None,
-        *,
-        wanted_BK: Tensor | None = None,
-    ) -> Tensor:
-        """Of the last tokens, [B, num_last]; those that are not wanted may be 0."""
+    def logprobs(self, distribution: Distribution, targets: Targets, support: Support | None = None) -> Tensor:
+        """Of the targets, [B, K]; those that are not wanted may be 0."""
         model = LanguageModel(
             call=self._model,
             module=self._model,
             dtype=next(self._model.parameters()).dtype,
             max_positions=self.max_positions,
         )
-        found_BK, _ = model.logprobs(distribution, token_ids_BT, num_last, shared, support, wanted_BK=wanted_BK)
+        found_BK, _ = model.logprobs(distribution, targets, support)
         return found_BK
 
     def follow(self, model: torch.nn.Module, step: int) -> None:

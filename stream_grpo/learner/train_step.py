@@ -19,7 +19,7 @@ from stream_grpo.algo.loss import LossInputs, policy_loss
 from stream_grpo.algo.recipe import Recipe, given
 from stream_grpo.algo.statistics import Statistics
 from stream_grpo.algo.step_scale import learning_rate_scale
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Microbatch, Minibatch, TrainBatch
 from stream_grpo.learner.critic_step import CriticStep, ValueModel
@@ -237,13 +237,13 @@ class TrainStep:
         """A microbatch as the maths sees it, with a fresh forward pass, and the entropy."""
         recipe, tensors = self._recipe, tensors_of(microbatch, self._model.device)
         entropy: Entropy = "gradient" if recipe.entropy_weight > 0 else "value"
-        logprobs_BK, entropy_BK = self._model.logprobs(*tensors.sampled, wanted_BK=tensors.mask_BK, entropy=entropy)
+        logprobs_BK, entropy_BK = self._model.logprobs(tensors.targets, entropy=entropy)
         advantage_BK = tensors.advantage_BK.to(logprobs_BK.dtype)
         if (term_BK := facts.advantage_terms.get(id(microbatch))) is not None:
             advantage_BK = advantage_BK + term_BK
         reference_BK = None
         if recipe.needs_reference:
-            reference_BK = self._model.reference_logprobs(*tensors.sampled, wanted_BK=tensors.mask_BK)
+            reference_BK = self._model.reference_logprobs(tensors.targets)
         inputs = LossInputs(
             policy_logprobs_BT=logprobs_BK,
             behavior_logprobs_BT=tensors.behavior_BK,

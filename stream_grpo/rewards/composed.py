@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stream_grpo.config import Rewards
+from stream_grpo.config_rewards import Rewards
 from stream_grpo.rewards.composition import absent, chosen, part_row, usage_of
 from stream_grpo.rewards.gathering import Place
 from stream_grpo.rewards.hidden import HiddenGap, is_sampled

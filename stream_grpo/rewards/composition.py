@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from stream_grpo.config_rewards import COMPOSE_PREFIX, Asked, Component, Composition, Cost, CostKind, settings
+from stream_grpo.config_composition import COMPOSE_PREFIX, Asked, Component, Composition, Cost, CostKind
+from stream_grpo.config_section import settings
 from stream_grpo.rewards.environment import COLUMN
 from stream_grpo.rewards.listed import label_of, listed
 from stream_grpo.rewards.messages import ProblemRow, row_of

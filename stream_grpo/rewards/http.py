@@ -7,12 +7,12 @@ endpoint has places of its own, so that one that hangs holds up nothing but what
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stream_grpo.background import Background
 from stream_grpo.config_http import PREFIX, Endpoint, Judge
 from stream_grpo.errors import RewardError
 from stream_grpo.rewards.chat_judge import ChatGrades
@@ -37,7 +37,7 @@ _JUDGES: Mapping[str, Callable[[str, Any], JudgeFunction]] = {
 }
 
 
-class HttpRewards:
+class HttpRewards(Background[RewardResult]):
     """The judges of a run by name. All methods may be called from any thread."""
 
     def __init__(
@@ -48,19 +48,15 @@ class HttpRewards:
         make_client: MakeClient = EndpointClient,
     ) -> None:
         """`judges`: by the name after `http:`. The policy's retries are not used: every endpoint has its own."""
+        super().__init__(thread_name="http-rewards", error=RewardError, closed="the judges are closed")
         self._settings = {f"{PREFIX}{name}": judge for name, judge in judges.items()}
         self._judges = {name: _JUDGES[judge.kind](name, judge) for name, judge in self._settings.items()}
         self._make_client, self._clients = make_client, dict[str, EndpointClient]()
         self._unscored = UnscoredCount(policy or UnscoredPolicy())
         self._timings: dict[str, Timings] = defaultdict(Timings)
-        self._changed = threading.Condition()
-        self._finished: list[tuple[str, RewardResult]] = []
         self._num_open = 0
-        self._failure: RewardError | None = None
-        self._is_closing = False
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._run, name="http-rewards", daemon=True)
         self._thread.start()
 
     def submit(self, verifier: str, problem: VerifiableProblem, answers: Sequence[Answer]) -> None:
@@ -72,16 +68,6 @@ class HttpRewards:
             self._check_open()
             self._num_open += len(answers)
             self._loop.call_soon_threadsafe(self._start, verifier, problem, answers)
-
-    def poll(self, timeout_s: float = 0.0) -> list[tuple[str, RewardResult]]:
-        """What is finished and was not yet returned; waits up to `timeout_s` for some. Raises as `submit` does."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._finished or self._failure or self._is_closing or not self._num_open, timeout=timeout_s
-            )
-            self._check_open()
-            done, self._finished = self._finished, []
-            return done
 
     @property
     def num_open(self) -> int:
@@ -103,28 +89,10 @@ class HttpRewards:
                 "times": {name: timings.status() for name, timings in self._timings.items()},
             }
 
-    def close(self) -> None:
-        """End every request, whatever it waits for. May be called twice."""
-        with self._changed:
-            is_first, self._is_closing = not self._is_closing, True
-            self._changed.notify_all()
-        if is_first:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
-    def __enter__(self) -> HttpRewards:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._is_closing:
-            raise RewardError("the judges are closed")
-
     # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

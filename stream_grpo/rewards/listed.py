@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from curator.schema import verifier_items
-from stream_grpo.config_rewards import Composition
+from stream_grpo.config_composition import Composition
 from stream_grpo.errors import ConfigError
 
 _MAX_NAME = 60

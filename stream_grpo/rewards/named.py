@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import stream_grpo
-from stream_grpo.config import Rewards
 from stream_grpo.config_file import NEAR
 from stream_grpo.config_http import PREFIX as HTTP
+from stream_grpo.config_rewards import Rewards
 from stream_grpo.errors import ConfigError
 from stream_grpo.rewards.limits import Limits
 from stream_grpo.rewards.user import PREFIX

@@ -1,21 +1,18 @@
 """Checks responses in worker processes with hard limits, while the caller does something else.
 
-One thread of the pool hands tasks out, takes results in and kills what is over its limit: the limits hold whatever the
-caller's thread is busy with. A worker has one task at a time, or a few short ones.
+The pool's thread hands tasks out, takes results in and kills what is over its limit. A worker has one task at a time,
+or a few short ones. Which task is next, and what comes of it, is the `board`'s to say.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import selectors
-import socket
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
+from stream_grpo.background import WorkerPool
 from stream_grpo.errors import RewardError
 from stream_grpo.rewards.board import Board
 from stream_grpo.rewards.code import CodeSettings
@@ -26,12 +23,11 @@ from stream_grpo.rewards.result import VerifiableProblem
 from stream_grpo.rewards.slot import Slot
 from stream_grpo.types import RewardResult
 
-_MAX_FAILED_STARTS = 3
 # The thread looks at the processes themselves at least so often while something is to be done.
 _LOOK_S = 1.0
 
 
-class RewardPool:
+class RewardPool(WorkerPool[RewardResult, Slot]):
     """Worker processes for verifiers. All methods may be called from any thread."""
 
     def __init__(
@@ -50,22 +46,13 @@ class RewardPool:
         """
         if num_workers < 1:
             raise ValueError(f"num_workers is {num_workers}: a pool needs at least 1")
+        super().__init__(thread_name="reward-pool", error=RewardError, what="the reward pool", worker="reward worker")
         self._limits = limits or Limits()
         self._board = Board(policy or UnscoredPolicy())
-        self._changed = threading.Condition()
-        self._failure: RewardError | None = None
-        self._is_closing = False
-        self._num_kills, self._num_restarts, self._num_failed_starts = 0, 0, 0
-        self._bell, self._ear = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ear.setblocking(False)
+        self._finished = self._board.finished
         names, where = list(preload), [os.getcwd()] if paths is None else list(paths)
-        self._slots = [Slot(self._limits.memory_bytes, names, where, code) for _ in range(num_workers)]
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._ear, selectors.EVENT_READ)
-        for slot in self._slots:
-            self._selector.register(slot, selectors.EVENT_READ, slot)
-        self._thread = threading.Thread(target=self._run, name="reward-pool", daemon=True)
+        for _ in range(num_workers):
+            self._add(Slot(self._limits.memory_bytes, names, where, code))
         self._thread.start()
 
     def submit(
@@ -83,24 +70,9 @@ class RewardPool:
             except RewardError as error:
                 self._failure = error
                 raise
-            is_waited_for = any(slot.is_idle for slot in self._slots) or self._board.num_open == 1
+            is_waited_for = any(slot.is_idle for slot in self._workers) or self._board.num_open == 1
         if is_waited_for:
-            self._ring()
-
-    def poll(self, timeout_s: float = 0.0) -> list[tuple[str, RewardResult]]:
-        """What is finished and was not yet returned, in the order of finishing; waits up to `timeout_s` for some.
-
-        Raises RewardError with the first error where too many responses in a row could not be scored, where no worker
-        starts, and where the pool is closed.
-        """
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._board.finished or self._failure or self._is_closing or not self._board.num_open,
-                timeout=timeout_s,
-            )
-            self._check_open()
-            done, self._board.finished = self._board.finished, []
-            return done
+            self._wake()
 
     @property
     def num_open(self) -> int:
@@ -112,73 +84,18 @@ class RewardPool:
         with self._changed:
             return {
                 **self._board.status(),
-                "num_workers": len(self._slots),
+                "num_workers": len(self._workers),
                 "num_kills": self._num_kills,
                 "num_restarts": self._num_restarts,
             }
 
-    def close(self) -> None:
-        """Kill all workers, whatever they do. May be called twice."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        self._ring()
-        self._thread.join()
-
-    def __enter__(self) -> RewardPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._is_closing:
-            raise RewardError("the reward pool is closed")
-
-    def _ring(self) -> None:
-        with suppress(OSError):  # full: the thread will wake anyway; closed: it has ended
-            self._bell.send(b"\0")
-
     # -- the pool's thread --------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            while not self._is_closing:
-                with self._changed:
-                    self._hand_out()
-                    look_at = self._next_look()
-                events = self._selector.select(None if look_at == math.inf else max(0.0, look_at - time.monotonic()))
-                with self._changed:
-                    for key, _ in events:
-                        self._hear(key.data)
-                    if time.monotonic() >= look_at:
-                        self._look_at_workers()
-                    if self._board.finished:
-                        self._changed.notify_all()
-        except RewardError as error:
-            self._failure = error
-        except Exception as error:  # nobody else would hear of it
-            self._failure = RewardError(f"the reward pool failed: {type(error).__name__}: {error}")
-            self._failure.__cause__ = error
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        with self._changed:
-            self._selector.close()
-            for slot in self._slots:
-                slot.close()
-            self._bell.close()
-            self._ear.close()
-            self._changed.notify_all()
-
     def _hand_out(self) -> None:
-        for slot in self._slots:
+        for slot in self._workers:
             if not slot.is_idle:
                 continue
-            batch = self._board.take_batch(len(self._slots), time.monotonic())
+            batch = self._board.take_batch(len(self._workers), time.monotonic())
             if not batch:
                 return
             try:
@@ -190,7 +107,7 @@ class RewardPool:
         """When the workers are looked at; never where nothing is to be done before somebody submits."""
         if not self._board.num_open:
             return math.inf
-        times = [time.monotonic() + _LOOK_S, *map(self._look_at, self._slots)]
+        times = [time.monotonic() + _LOOK_S, *map(self._look_at, self._workers)]
         if (retry_at := self._board.next_retry_at()) is not None:
             times.append(retry_at)
         return min(times)
@@ -216,11 +133,7 @@ class RewardPool:
             return slot.batch.given_at + self._limits.load_s
         return at.started_at + self._limits.of(slot.batch.tasks[at.place].verifier)
 
-    def _hear(self, slot: Slot | None) -> None:
-        if slot is None:
-            with suppress(BlockingIOError):
-                self._ear.recv(4096)
-            return
+    def _hear(self, slot: Slot) -> None:
         try:
             messages = slot.messages()
         except OSError:
@@ -250,7 +163,7 @@ class RewardPool:
 
     def _look_at_workers(self) -> None:
         now = time.monotonic()
-        for slot in self._slots:
+        for slot in self._workers:
             is_late = now >= self._due_at(slot)
             if slot.has_ended or (is_late and (slot.child is None or slot.is_killed)):
                 self._replace(slot)
@@ -270,21 +183,13 @@ class RewardPool:
 
     def _replace(self, slot: Slot) -> None:
         """The worker as a whole is gone or stuck."""
-        self._num_restarts += 1
         if slot.child is None:
             is_late = time.monotonic() >= self._due_at(slot)
             self._count_failed_start(
                 f"was not ready within {self._limits.load_s:g} s" if is_late else "ended before it was ready"
             )
         self._give_back(slot, slot.under_way(), -9)
-        self._selector.unregister(slot)
-        slot.restart()
-        self._selector.register(slot, selectors.EVENT_READ, slot)
-
-    def _count_failed_start(self, what: str) -> None:
-        self._num_failed_starts += 1
-        if self._num_failed_starts >= _MAX_FAILED_STARTS:
-            raise RewardError(f"no reward worker starts: the last of {_MAX_FAILED_STARTS} {what}; its stderr says more")
+        self._restart(slot)
 
     def _give_back(self, slot: Slot, at: UnderWay, status: int) -> None:
         """Judge what was under way when a worker ended; the rest of its batch is handed out again."""

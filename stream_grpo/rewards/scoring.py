@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from stream_grpo.config import Rewards
+from stream_grpo.config_composition import COMPOSE_PREFIX, Composition
 from stream_grpo.config_http import PREFIX as HTTP
 from stream_grpo.config_http import Judge
-from stream_grpo.config_rewards import COMPOSE_PREFIX, Composition, settings
+from stream_grpo.config_rewards import Rewards
+from stream_grpo.config_section import settings
 from stream_grpo.errors import ConfigError
 from stream_grpo.rewards import sandbox
 from stream_grpo.rewards.code import CODE, CodeSettings

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stream_grpo.config import Rewards
+from stream_grpo.config_composition import COMPOSE_PREFIX
 from stream_grpo.config_http import PREFIX as HTTP
-from stream_grpo.config_rewards import COMPOSE_PREFIX
+from stream_grpo.config_rewards import Rewards
 from stream_grpo.errors import ConfigError
 from stream_grpo.rewards.composition import Usage, chosen, plain_verifiers
 from stream_grpo.rewards.judging import Answer

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stream_grpo.config_rewards import Component
+from stream_grpo.config_composition import Component
 from stream_grpo.rewards.composition import Chosen, Usage, compose, part_row, tails
 from stream_grpo.rewards.messages import ProblemRow
 from stream_grpo.rewards.result import VerifiableProblem

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from stream_grpo.config import Stream
+from stream_grpo.config_stream import Stream
 from stream_grpo.sampler.generation import Engine
 from stream_grpo.sampler.rollout import GroupInProgress
 from stream_grpo.transport.channels import SamplerChannel

@@ -15,8 +15,8 @@ from curator.client import Curator
 from curator.wire import Client, RemoteError, Server
 from stream_grpo.buffer.layout import LOG_NAME
 from stream_grpo.buffer.process import BufferProcess, credits_for
-from stream_grpo.config import Buffer as BufferSettings
-from stream_grpo.config import Stream
+from stream_grpo.config_stream import Buffer as BufferSettings
+from stream_grpo.config_stream import Stream
 from stream_grpo.transport.channels import LearnerChannel, Lease, SamplerChannel, Taken, read_ledger
 from stream_grpo.transport.codec import decode_group, encode_group
 from stream_grpo.types import EndReason, Fate, PolicyVersion, RolloutGroup, Ticket

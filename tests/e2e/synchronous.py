@@ -163,10 +163,11 @@ class Loop:
 def transport(config: Config) -> None:
     """Curator, buffer, sampler and learner as a run builds them, each in a thread."""
     from stream_grpo import parts
+    from stream_grpo.parts_sampler import build_sampler
 
     curator: Any = parts.build_curator(config)
     buffer: Any = parts.build_buffer(config, curator.address)
-    sampler = parts.build_sampler(config, "sampler-0", curator.address, buffer.address)
+    sampler = build_sampler(config, "sampler-0", curator.address, buffer.address)
     learner = parts.build_learner(config, buffer.address)
     running = []
     for part in (curator, buffer, sampler):

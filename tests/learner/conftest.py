@@ -78,9 +78,9 @@ def learner_engine(*arguments: Any, **settings: Any) -> LearnerEngine:
 @pytest.fixture(scope="session")
 def process_group() -> Iterator[None]:
     """One for all engines of a session: DeepSpeed keeps groups of the first, and bears no other after it."""
-    from stream_grpo.learner.engine import _join_process_group  # DeepSpeed takes seconds
+    from stream_grpo.learner.zero import join_process_group  # DeepSpeed takes seconds
 
-    _join_process_group(60.0)
+    join_process_group(60.0)
     yield
     if torch.distributed.is_initialized():  # an engine of vLLM in this process takes the group along when it ends
         torch.distributed.destroy_process_group()

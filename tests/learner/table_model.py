@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stream_grpo.learner.forward import Distribution, Entropy, Shared
+from stream_grpo.learner.forward import Distribution, Entropy, Targets
 
 
 class TableModel:
@@ -25,33 +25,17 @@ class TableModel:
         self.num_backward = 0
         self.ended_steps: list[int] = []
 
-    def logprobs(
-        self,
-        token_ids_BT: Tensor,
-        num_last: int,
-        shared: Shared | None = None,
-        turns_BT: Tensor | None = None,
-        *,
-        wanted_BK: Tensor | None = None,
-        entropy: Entropy = "none",
-    ) -> tuple[Tensor, Tensor]:
-        logits, ids = self.weights[token_ids_BT][:, -num_last:], token_ids_BT[:, -num_last:]
+    def logprobs(self, targets: Targets, *, entropy: Entropy = "none") -> tuple[Tensor, Tensor]:
+        ids = targets.token_ids_BT[:, -targets.num_last :]
+        logits = self.weights[ids]
         logprobs = self.distribution.logprobs(logits, ids)
         if entropy == "none":
             return logprobs, torch.zeros_like(logprobs)
         return logprobs, self.distribution.entropy(logits, ids, with_gradient=entropy == "gradient")
 
-    def reference_logprobs(
-        self,
-        token_ids_BT: Tensor,
-        num_last: int,
-        shared: Shared | None = None,
-        turns_BT: Tensor | None = None,
-        *,
-        wanted_BK: Tensor | None = None,
-    ) -> Tensor:
-        logits = self.reference[token_ids_BT][:, -num_last:]
-        return self.distribution.logprobs(logits, token_ids_BT[:, -num_last:])
+    def reference_logprobs(self, targets: Targets) -> Tensor:
+        ids = targets.token_ids_BT[:, -targets.num_last :]
+        return self.distribution.logprobs(self.reference[ids], ids)
 
     def backward(self, loss: Tensor) -> None:
         self.num_backward += 1

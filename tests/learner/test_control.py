@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_grpo.config import Control, Stream
+from stream_grpo.config_stream import Control, Stream
 from stream_grpo.learner.control import Change, Controller, Observed, Settings, has_margin, looser, tighter
 
 CONTROL = Control(enabled=True, min_ess=0.8, max_behavior_kl=0.1, interval=2, patience=2, min_learning_rate_scale=0.5)

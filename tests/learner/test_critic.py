@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.batching import make_train_batch
 from stream_grpo.learner.critic import FOLDER, ValueNet
@@ -125,8 +126,8 @@ def test_values_of_rows_of_several_are_those_of_the_sequences_alone(
         assert microbatch.row_B is not None
         tensors = tensors_of(microbatch, engine.device)
         assert engine.critic is not None
-        together = engine.critic.values(*tensors.sequences).detach()
-        alone = engine.critic.values(tensors.token_ids_BT, tensors.num_last).detach()
+        together = engine.critic.values(tensors.targets).detach()
+        alone = engine.critic.values(replace(tensors.targets, shared=None)).detach()
         assert float(alone.abs().max()) > 1e-3
         assert torch.allclose(together[tensors.mask_BK], alone[tensors.mask_BK], atol=1e-5)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.config import Learner
-from stream_grpo.learner.forward import Shared
+from stream_grpo.config_learner import Learner
+from stream_grpo.learner.forward import Targets
 from stream_grpo.learner.train_step import TrainStep
 from stream_grpo.types import RolloutGroup
 from tests.learner.table_model import TableModel
@@ -32,8 +32,8 @@ class TableCritic:
         self.gradients: list[Tensor] = []
         self.learning_rates: list[float] = []
 
-    def values(self, token_ids_BT: Tensor, num_last: int, shared: Shared | None = None) -> Tensor:
-        value_BK = self.weights[token_ids_BT][:, -num_last:]
+    def values(self, targets: Targets) -> Tensor:
+        value_BK = self.weights[targets.token_ids_BT][:, -targets.num_last :]
         return torch.nn.functional.pad(value_BK[:, :-1], (1, 0))
 
     def backward(self, loss: Tensor) -> None:

@@ -59,7 +59,7 @@ def test_a_recomputed_proximal_policy_is_kept_for_later_updates(random_groups: G
     assert len(facts.start_logprobs) == len(microbatches) > 2
     for microbatch in microbatches:
         tensors = tensors_of(microbatch, model.device)
-        expected, _ = model.logprobs(tensors.token_ids_BT, tensors.num_last)
+        expected, _ = model.logprobs(tensors.targets)
         got = facts.start_logprobs[id(microbatch)]
         assert torch.equal(got, expected)
         assert not got.requires_grad

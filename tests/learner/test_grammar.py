@@ -14,7 +14,7 @@ import torch
 
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.environments.calls import Call, CallFormat, Malformed, find_call
 from stream_grpo.errors import ConfigError
 from stream_grpo.learner.advantages import AdvantageMaker
@@ -180,7 +180,7 @@ def test_rows_of_several_sequences_and_logits_in_pieces_give_the_same_logprobs()
         for max_positions in (1000, 5):
             asked = LanguageModel(call=model, module=model, dtype=torch.float64, max_positions=max_positions)
             with torch.no_grad():
-                both = asked.logprobs(distribution, *given.sequences, allowed, entropy="value")
+                both = asked.logprobs(distribution, given.targets, allowed, entropy="value")
             found.append(torch.stack([figure_BK[order][given.mask_BK[order]] for figure_BK in both]))
     assert found[0].shape == (2, sum(map(len, texts)) * 2)
     assert torch.isfinite(found[0]).all()
@@ -238,9 +238,9 @@ def test_the_learners_engine_has_them_of_policy_and_reference(
     with torch.no_grad():
         logits_BTV = model(input_ids=given.token_ids_BT, use_cache=False).logits
         expected_BK = distribution.logprobs(within(logits_BTV, allowed), given.token_ids_BT)[:, -given.num_last :]
-        policy_BK, _ = engine.logprobs(*given.sampled)
-        reference_BK = engine.reference_logprobs(*given.sampled)
-        free_BK, _ = engine.logprobs(*given.sequences)
+        policy_BK, _ = engine.logprobs(given.targets)
+        reference_BK = engine.reference_logprobs(given.targets)
+        free_BK, _ = engine.logprobs(replace(given.targets, turns_BT=None))
     engine.close()
     for found_BK in (policy_BK, reference_BK):
         assert (found_BK - expected_BK)[given.mask_BK].abs().max() < 1e-5

@@ -12,10 +12,11 @@ import torch
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.algo.statistics import Statistics
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.errors import CorrectionError
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Sampled, TrainBatch, make_train_batch
+from stream_grpo.learner.forward import Targets
 from stream_grpo.learner.guard import MIN_TOKENS, NUM_BATCHES, Guard
 from stream_grpo.learner.train_step import TrainStep
 from stream_grpo.types import PolicyVersion, RolloutGroup
@@ -40,7 +41,7 @@ def sampled_from(model: TableModel, groups: list[RolloutGroup], noise: float = 0
         rollouts = []
         for rollout in group.rollouts:
             ids = torch.from_numpy(rollout.token_ids.astype(np.int64))[None]
-            logprobs = model.logprobs(ids, ids.shape[1])[0].detach()[0].numpy()
+            logprobs = model.logprobs(Targets(ids, ids.shape[1]))[0].detach()[0].numpy()
             logprobs = np.minimum(logprobs + noise * rng.normal(0, 1, len(logprobs)), 0).astype(np.float32)
             rollouts.append(
                 dataclasses.replace(

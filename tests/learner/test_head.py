@@ -23,7 +23,7 @@ from transformers import (
 
 from stream_grpo.learner.batching import Scored, make_train_batch
 from stream_grpo.learner.first_pass import Tensors, tensors_of
-from stream_grpo.learner.forward import PLAIN, Distribution, LanguageModel
+from stream_grpo.learner.forward import PLAIN, Distribution, LanguageModel, Targets
 from stream_grpo.learner.head import can_be_asked, with_fp32_head
 from stream_grpo.learner.reference import Reference
 from stream_grpo.learner.trials import gives_out_unchanged
@@ -100,9 +100,7 @@ def figures_of(
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Logprobs and entropy of the wanted tokens, and the gradient of a mean of them that weighs each differently."""
     entropy: Any = "gradient" if entropy_gradient else "value"
-    logprobs_BK, entropy_BK = model.logprobs(
-        distribution, *tensors.sequences, wanted_BK=tensors.mask_BK, entropy=entropy
-    )
+    logprobs_BK, entropy_BK = model.logprobs(distribution, tensors.targets, entropy=entropy)
     assert entropy_BK.requires_grad == entropy_gradient
     logprobs, entropies = logprobs_BK[tensors.mask_BK], entropy_BK[tensors.mask_BK]
     # Outside the support of a filter a logprob is -inf, and learns nothing.
@@ -181,10 +179,9 @@ def test_no_tensor_ever_has_logits_of_more_positions(distribution: Distribution,
 def test_a_microbatch_with_few_positions_is_computed_as_a_whole() -> None:
     model, tensors = seeded(gpt2, tied=True), drawn(attention_cost=None)
     num_positions = tensors.token_ids_BT.shape[0] * tensors.num_last
-    wanted = tensors.mask_BK
-    whole, _ = asked_of(None, model).logprobs(PLAIN, *tensors.sequences)
-    fits, _ = asked_of(num_positions, model).logprobs(PLAIN, *tensors.sequences, wanted_BK=wanted)
-    pieces, _ = asked_of(num_positions - 1, model).logprobs(PLAIN, *tensors.sequences, wanted_BK=wanted)
+    whole, _ = asked_of(None, model).logprobs(PLAIN, tensors.targets)
+    fits, _ = asked_of(num_positions, model).logprobs(PLAIN, tensors.targets)
+    pieces, _ = asked_of(num_positions - 1, model).logprobs(PLAIN, tensors.targets)
     # Bit for bit, and also where nobody looks: there pieces have 0.
     assert torch.equal(whole, fits)
     assert bool((pieces[~tensors.mask_BK] == 0).all())
@@ -193,19 +190,19 @@ def test_a_microbatch_with_few_positions_is_computed_as_a_whole() -> None:
 
 def test_without_a_mask_every_token_after_the_first_is_asked_for() -> None:
     model, ids = seeded(llama, tied=False), torch.arange(30).reshape(2, 15)
-    whole, _ = asked_of(None, model).logprobs(PLAIN, ids, 15)
-    pieces, entropy = asked_of(4, model).logprobs(PLAIN, ids, 15)
+    whole, _ = asked_of(None, model).logprobs(PLAIN, Targets(ids, 15))
+    pieces, entropy = asked_of(4, model).logprobs(PLAIN, Targets(ids, 15))
     assert float((whole - pieces).detach().abs().max()) < 1e-12
     assert not entropy.any()
     # Of sequences of one token there is nothing to tell.
-    assert asked_of(1, model).logprobs(PLAIN, ids[:, :1], 1)[0].tolist() == [[0.0], [0.0]]
+    assert asked_of(1, model).logprobs(PLAIN, Targets(ids[:, :1], 1))[0].tolist() == [[0.0], [0.0]]
 
 
 def test_a_mask_without_a_token_still_has_a_gradient() -> None:
     # With ZeRO 3 the other ranks wait for every backward pass.
     model, ids = seeded(llama, tied=False), torch.arange(30).reshape(2, 15)
     nobody = torch.zeros(2, 15, dtype=torch.bool)
-    logprobs, _ = asked_of(4, model).logprobs(PLAIN, ids, 15, wanted_BK=nobody)
+    logprobs, _ = asked_of(4, model).logprobs(PLAIN, Targets(ids, 15, wanted_BK=nobody))
     torch.where(nobody, logprobs, 0.0).sum().backward()  # type: ignore[no-untyped-call]
     assert all(weight.grad is not None and not weight.grad.any() for weight in model.parameters())
 
@@ -232,10 +229,10 @@ def test_a_head_in_float32_stays_one_in_pieces() -> None:
 def test_a_reference_is_asked_in_pieces_too() -> None:
     model, tensors = seeded(llama, tied=True), drawn(attention_cost=None)
     reference = Reference(model, "fixed")
-    whole = reference.logprobs(PLAIN, *tensors.sequences, wanted_BK=tensors.mask_BK)
+    whole = reference.logprobs(PLAIN, tensors.targets)
     reference.max_positions = PIECE
     with Largest() as largest:  # type: ignore[no-untyped-call]
-        pieces = reference.logprobs(PLAIN, *tensors.sequences, wanted_BK=tensors.mask_BK)
+        pieces = reference.logprobs(PLAIN, tensors.targets)
     assert largest.positions == PIECE
     assert float((whole - pieces)[tensors.mask_BK].abs().max()) < 1e-12
 

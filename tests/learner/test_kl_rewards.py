@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.learner.batching import make_train_batch
 from stream_grpo.learner.train_step import TrainStep
 from stream_grpo.types import EndReason, RolloutGroup

@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.config_lora import Lora
 from stream_grpo.errors import CheckpointError, ConfigError
 from stream_grpo.learner.batching import make_train_batch
 from stream_grpo.learner.crew import Crew
+from stream_grpo.learner.forward import Targets
 from stream_grpo.learner.lora import LoraModel
 from stream_grpo.learner.shares import shares
 from stream_grpo.learner.train_step import TrainStep
@@ -166,12 +167,12 @@ def test_the_reference_is_the_base_bit_for_bit_and_training_goes_on_after_it(
 ) -> None:
     learner = LEARNER.model_copy(update={"zero_stage": zero_stage})
     held = learner_engine(model_dir, learner=learner, recipe=HELD, **SETTINGS)
-    ids = torch.tensor([SEQUENCES[0]])
-    before, _ = held.logprobs(ids, ids.shape[1])
-    assert torch.equal(held.reference_logprobs(ids, ids.shape[1]), before.detach())
+    whole = Targets(torch.tensor([SEQUENCES[0]]), len(SEQUENCES[0]))
+    before, _ = held.logprobs(whole)
+    assert torch.equal(held.reference_logprobs(whole), before.detach())
     metrics = trained(held, (0, 1, 2))
-    assert torch.equal(held.reference_logprobs(ids, ids.shape[1]), before.detach())
-    after, _ = held.logprobs(ids, ids.shape[1])
+    assert torch.equal(held.reference_logprobs(whole), before.detach())
+    after, _ = held.logprobs(whole)
     assert float((after - before).detach().abs().max()) > 1e-3
     assert after.requires_grad
     assert metrics[0]["k3_reference"] == pytest.approx(0.0, abs=1e-9)
@@ -191,20 +192,12 @@ class _Apart:
         self._model = model
 
     @torch.no_grad()
-    def logprobs(
-        self,
-        distribution: Any,
-        token_ids_BT: Tensor,
-        num_last: int,
-        shared: Any = None,
-        support: Any = None,
-        *,
-        wanted_BK: Tensor | None = None,
-    ) -> Tensor:
-        assert shared is None
+    def logprobs(self, distribution: Any, targets: Targets, support: Any = None) -> Tensor:
+        assert targets.shared is None
         assert support is None
+        ids_BT, num_last = targets.token_ids_BT, targets.num_last
         found: Tensor = distribution.logprobs(
-            self._model(input_ids=token_ids_BT, logits_to_keep=num_last).logits, token_ids_BT[:, -num_last:]
+            self._model(input_ids=ids_BT, logits_to_keep=num_last).logits, ids_BT[:, -num_last:]
         )
         return found
 

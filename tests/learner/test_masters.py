@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stream_grpo.algo.presets import PRESETS
-from stream_grpo.config import Learner
-from stream_grpo.learner.forward import Distribution
+from stream_grpo.config_learner import Learner
+from stream_grpo.learner.forward import Distribution, Targets
 from tests.learner.conftest import learner_engine
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def engine_of(model_dir: Path, zero_stage: Any) -> LearnerEngine:
 def stepped(engine: LearnerEngine) -> None:
     """One update towards more likely tokens, always the same: every weight keeps its direction for a while."""
     ids = torch.arange(40).reshape(4, 10) % 32
-    logprobs, _ = engine.logprobs(ids, 10)
+    logprobs, _ = engine.logprobs(Targets(ids, 10))
     engine.backward(-logprobs.sum() / 36)
     engine.update(RATE)
 

@@ -13,7 +13,7 @@ from stream_grpo.algo.recipe import Recipe
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import make_train_batch
 from stream_grpo.learner.first_pass import tensors_of
-from stream_grpo.learner.forward import PLAIN, logits, shared_logits
+from stream_grpo.learner.forward import PLAIN, Targets, logits, shared_logits
 from stream_grpo.learner.process import tokens_by_fate
 from stream_grpo.make_model import new_model
 from stream_grpo.types import Rollout, RolloutGroup, StepScore
@@ -38,7 +38,7 @@ def trajectory(reward: float, observation: list[int], *, answer: list[int] = ANS
 def _sampled_from(model: TableModel, rollout: Rollout) -> Rollout:
     ids = torch.from_numpy(rollout.token_ids.astype(np.int64)).unsqueeze(0)
     with torch.no_grad():
-        logprobs, _ = model.logprobs(ids, ids.shape[1])
+        logprobs, _ = model.logprobs(Targets(ids, ids.shape[1]))
     behavior = np.where(rollout.loss_mask, logprobs[0].numpy(), 0.0).astype(np.float32)
     return replace(rollout, behavior_logprobs=behavior)
 

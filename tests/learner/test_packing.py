@@ -114,7 +114,7 @@ def test_rows_have_the_tokens_of_the_sequences() -> None:
 
 
 def figures_of(model: LanguageModel, distribution: Distribution, tensors: Tensors) -> tuple[torch.Tensor, ...]:
-    logprobs, entropy = model.logprobs(distribution, *tensors.sequences, wanted_BK=tensors.mask_BK, entropy="gradient")
+    logprobs, entropy = model.logprobs(distribution, tensors.targets, entropy="gradient")
     wanted = tensors.mask_BK & logprobs.isfinite()  # outside the support of a filter a logprob is -inf
     order = torch.argsort(tensors.advantage_B, stable=True)
     logprobs, entropy = (torch.where(wanted, x, 0.0)[order] for x in (logprobs, entropy))
@@ -214,7 +214,7 @@ def test_no_sequence_sees_another(make: Callable[[], Any], share_prompts: bool, 
     def logprobs(ids: np.ndarray[Any, Any]) -> torch.Tensor:
         tensors = tensors_of(replaced(microbatch, ids), CPU)
         with torch.no_grad():
-            found, _ = asked.logprobs(PLAIN, *tensors.sequences, wanted_BK=tensors.mask_BK)
+            found, _ = asked.logprobs(PLAIN, tensors.targets)
         return torch.where(tensors.mask_BK, found, 0.0)
 
     before = logprobs(microbatch.token_ids_BT)
@@ -240,7 +240,7 @@ def test_no_sequence_sees_the_prompt_of_another_block() -> None:
         ids[block, : int(microbatch.num_prompt_B[-1])] += shift
         tensors = tensors_of(replaced(microbatch, ids % VOCAB), CPU)
         with torch.no_grad():
-            found.append(asked.logprobs(PLAIN, *tensors.sequences)[0])
+            found.append(asked.logprobs(PLAIN, tensors.targets)[0])
     same = [torch.equal(found[0][i][m], found[1][i][m]) for i, m in enumerate(tensors.mask_BK)]
     assert same == [bool(other) for other in ~block]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.errors import RankError
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Sampled, make_train_batch

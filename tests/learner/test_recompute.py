@@ -72,9 +72,7 @@ def test_gradients_are_the_same_bit_for_bit(make: Callable[[], Any], shares: boo
         layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         asked = LanguageModel(call=model, module=model, dtype=torch.float32, max_positions=None)
         with kept() as numbers:
-            logprobs, entropy = asked.logprobs(
-                Distribution(temperature=0.7), *tensors.sequences, wanted_BK=tensors.mask_BK, entropy="gradient"
-            )
+            logprobs, entropy = asked.logprobs(Distribution(temperature=0.7), tensors.targets, entropy="gradient")
         torch.autograd.backward(torch.where(tensors.mask_BK, logprobs - 0.1 * entropy, 0.0).sum())
         # The first layer runs once more.
         assert len(calls) == (2 if recomputes else 1)

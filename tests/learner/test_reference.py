@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stream_grpo.errors import CheckpointError
-from stream_grpo.learner.forward import Distribution
+from stream_grpo.learner.forward import Distribution, Targets
 from stream_grpo.learner.head import with_fp32_head
 from stream_grpo.learner.reference import FILE, Reference
 
@@ -33,7 +33,7 @@ class Table(torch.nn.Module):
 def weights(reference: Reference) -> list[float]:
     """The diagonal, seen through the logprobs: log p(i | i) of a row (x, 0, 0) at T = 0.5 is 2x - log(e^2x + 2)."""
     ids = torch.tensor([[0, 0], [1, 1], [2, 2]])
-    p = reference.logprobs(DISTRIBUTION, ids, 2)[:, 1].exp()
+    p = reference.logprobs(DISTRIBUTION, Targets(ids, 2))[:, 1].exp()
     diagonal: list[float] = ((2 * p / (1 - p)).log() / 2).tolist()
     return diagonal
 
@@ -46,7 +46,7 @@ def moved(model: Table, fill: float) -> Table:
 
 def test_it_starts_as_the_policy_under_the_samplers_distribution() -> None:
     model = Table(1.0)
-    got = Reference(model, "fixed").logprobs(DISTRIBUTION, IDS, 2)
+    got = Reference(model, "fixed").logprobs(DISTRIBUTION, Targets(IDS, 2))
     expected = DISTRIBUTION.logprobs(model.table[IDS][:, -2:], IDS[:, -2:])
     assert torch.equal(got, expected.detach())
     assert not got.requires_grad
@@ -121,11 +121,11 @@ def test_a_copy_of_a_model_with_an_fp32_head_has_a_head_of_its_own() -> None:
     model = WithHead()
     with_fp32_head(model)
     reference = Reference(model, "fixed")
-    before = reference.logprobs(DISTRIBUTION, IDS, 2)
+    before = reference.logprobs(DISTRIBUTION, Targets(IDS, 2))
     with torch.no_grad():
         model.head.weight.mul_(5)
     assert before.dtype == torch.float32
-    assert torch.equal(reference.logprobs(DISTRIBUTION, IDS, 2), before)
+    assert torch.equal(reference.logprobs(DISTRIBUTION, Targets(IDS, 2)), before)
 
 
 def test_a_checkpoint_without_reference_weights_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.learner.batching import make_train_batch
 from stream_grpo.learner.crew import Crew
 from stream_grpo.learner.ranks import ALONE, Ranks

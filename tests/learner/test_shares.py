@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_grpo.algo.presets import PRESETS
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Microbatch, TrainBatch, make_train_batch
 from stream_grpo.learner.rows import deal

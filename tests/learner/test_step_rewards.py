@@ -13,7 +13,7 @@ import torch
 from stream_grpo.algo.aggregate import BatchCounts, denominator
 from stream_grpo.algo.loss import LossInputs
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Scored, Steps, make_train_batch
 from stream_grpo.learner.train_step import TrainStep

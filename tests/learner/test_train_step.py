@@ -15,10 +15,11 @@ from stream_grpo.algo.aggregate import BatchCounts, denominator
 from stream_grpo.algo.loss import LossInputs, policy_loss
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
-from stream_grpo.config import Learner
+from stream_grpo.config_learner import Learner
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import Microbatch, Minibatch, Sampled, TrainBatch, make_train_batch
 from stream_grpo.learner.first_pass import first_pass, tensors_of
+from stream_grpo.learner.forward import Entropy, Targets
 from stream_grpo.learner.train_step import TrainStep
 from stream_grpo.types import EndReason, PolicyVersion, Rollout, RolloutGroup
 from tests.learner.conftest import make_group, make_rollout
@@ -120,7 +121,7 @@ def rank(
     )
     for microbatch in part:
         tensors = tensors_of(microbatch, model.device)
-        logprobs_BT, _ = model.logprobs(tensors.token_ids_BT, tensors.num_last)
+        logprobs_BT, _ = model.logprobs(tensors.targets)
         inputs = LossInputs(
             policy_logprobs_BT=logprobs_BT,
             behavior_logprobs_BT=tensors.behavior_BK,
@@ -283,11 +284,12 @@ def test_tokens_that_the_learner_holds_impossible_are_told_with_a_loss_that_is_n
     class Barred(TableModel):
         """The grammar of the learner bars the first trained token."""
 
-        def logprobs(self, *asked: Any, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            logprobs, entropy = super().logprobs(*asked, **how)
-            is_barred = torch.zeros_like(how["wanted_BK"])
-            is_barred[tuple(how["wanted_BK"].nonzero()[0])] = True
-            return logprobs.masked_fill(is_barred, -torch.inf), entropy
+        def logprobs(self, targets: Targets, *, entropy: Entropy = "none") -> tuple[torch.Tensor, torch.Tensor]:
+            logprobs, entropy_BK = super().logprobs(targets, entropy=entropy)
+            assert targets.wanted_BK is not None
+            is_barred = torch.zeros_like(targets.wanted_BK)
+            is_barred[tuple(targets.wanted_BK.nonzero()[0])] = True
+            return logprobs.masked_fill(is_barred, -torch.inf), entropy_BK
 
     recipe, model = PRESETS["rloo"].recipe, Barred(VOCAB)
     batch = batch_of(recipe, random_groups(1, 4, VOCAB, 1))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from stream_grpo.config import Rewards
+from stream_grpo.config_rewards import Rewards
 from stream_grpo.errors import ConfigError, RewardError
 from stream_grpo.rewards.composed import ComposedScoring
 from stream_grpo.rewards.gathering import Place

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stream_grpo.config_rewards import Asked, Composition
+from stream_grpo.config_composition import Asked, Composition
 from stream_grpo.rewards.composition import (
     Usage,
     absent,

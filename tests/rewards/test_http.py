@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import pytest
 
-from stream_grpo.config import Rewards
 from stream_grpo.config_http import JUDGES, ScoreModel
+from stream_grpo.config_rewards import Rewards
 from stream_grpo.errors import ConfigError, RewardError
 from stream_grpo.rewards.gathering import Place
 from stream_grpo.rewards.http import HttpRewards

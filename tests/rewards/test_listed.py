@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from curator.schema import VerifierItem, verifier_items, verifier_text
-from stream_grpo.config import Rewards
+from stream_grpo.config_rewards import Rewards
 from stream_grpo.errors import ConfigError
 from stream_grpo.rewards.composed import ComposedScoring
 from stream_grpo.rewards.composition import Usage, chosen, compose, plain_verifiers

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from stream_grpo.cli import app
-from stream_grpo.config import Rewards
+from stream_grpo.config_rewards import Rewards
 from stream_grpo.errors import ConfigError
 from stream_grpo.rewards.named import check_named
 

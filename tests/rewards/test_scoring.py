@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stream_grpo.config import Rewards
+from stream_grpo.config_rewards import Rewards
 from stream_grpo.errors import ConfigError, RewardError
 from stream_grpo.rewards import sandbox
 from stream_grpo.rewards.messages import ProblemRow

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_grpo.config import Rewards
-from stream_grpo.config_rewards import Shaping
+from stream_grpo.config_rewards import Rewards, Shaping
 from stream_grpo.rewards.scoring import scoring_version
 from stream_grpo.rewards.shaping import overlong, repeated_share, shaped, shaped_group, type_token_ratio
 from stream_grpo.types import Decision, EndReason, Rollout

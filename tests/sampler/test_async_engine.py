@@ -25,7 +25,7 @@ from tests.sampler.tiny import (
     probe_gap,
     request,
     run,
-    tiny_models,
+    tiny_engine,
     version,
 )
 
@@ -42,13 +42,8 @@ def engine_processes(pid: int | None = None) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
-    folder = tmp_path_factory.mktemp("model")
-    config, models = tiny_models(folder, engine="async", max_new_tokens=120)
-    from stream_grpo.sampler.engines import make_engine
-
-    engine = make_engine(config)
-    yield Setup(config, engine, models, folder)
-    engine.close()
+    with tiny_engine(tmp_path_factory.mktemp("model"), engine="async", max_new_tokens=120) as made:
+        yield made
 
 
 def finish(setup: Setup) -> dict[str, Any]:

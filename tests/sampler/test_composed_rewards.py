@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from stream_grpo.config import Config, Rewards
+from stream_grpo.config import Config
+from stream_grpo.config_rewards import Rewards
 from stream_grpo.rewards.composed import ComposedScoring
 from stream_grpo.rewards.scoring import scoring_version
 from stream_grpo.sampler.rollout import config_hash

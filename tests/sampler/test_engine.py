@@ -23,6 +23,7 @@ from tests.sampler.tiny import (
     Setup,
     adapter_of,
     assert_logprobs,
+    engine_on,
     fingerprints,
     probe_gap,
     published,
@@ -48,9 +49,8 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
         # fills: whole ones are what a prefix cache would keep.
         small = {"max_num_batched_tokens": 128, "block_size": 32}
         patch.setattr(module, "engine_args", lambda c: arguments(c) | small)
-        engine = module.InProcessEngine(config)
-    yield Setup(config, engine, models, folder)
-    engine.close()
+        with engine_on(config, models, folder) as made:
+            yield made
 
 
 def test_logprobs_are_those_of_the_distribution_sampled_from(setup: Setup) -> None:

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from stream_grpo.config import Config, Model, Sampler
+from stream_grpo.config import Config
+from stream_grpo.config_run import Model
+from stream_grpo.config_sampler import Sampler
 from stream_grpo.sampler.engines import make_engine
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from stream_grpo.types import EndReason, Episode
 from tests.sampler.acting import PROBLEM
 from tests.sampler.test_waiting_kv import PROMPT as LONG
 from tests.sampler.test_waiting_kv import Fixed, Telling
-from tests.sampler.tiny import END, TEMPERATURE, VOCAB, Setup, request, run, tiny_models, version
+from tests.sampler.tiny import END, TEMPERATURE, VOCAB, Setup, engine_on, request, run, tiny_models, version
 
 pytestmark = pytest.mark.engine
 
@@ -32,20 +33,19 @@ TOP_K = 20
 
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
-    made = make_setup(tmp_path_factory.mktemp("model"), prefix_cache=True)
-    yield made
-    made.engine.close()
+    with engine_of_characters(tmp_path_factory.mktemp("model"), prefix_cache=True) as made:
+        yield made
 
 
-def make_setup(folder: Path, **sampler: Any) -> Setup:
+@contextmanager
+def engine_of_characters(folder: Path, **sampler: Any) -> Iterator[Setup]:
     config, models = tiny_models(folder, **sampler)
     with_characters(folder)
     environment = Environment(name="calculator", options=OPTIONS, grammar=True, max_steps=1)
     filtered = config.sampler.model_copy(update={"top_k": TOP_K})
     config = config.model_copy(update={"environment": environment, "sampler": filtered})
-    from stream_grpo.sampler.engines import make_engine
-
-    return Setup(config, make_engine(config), models, folder)
+    with engine_on(config, models, folder) as made:
+        yield made
 
 
 def with_characters(folder: Path) -> None:
@@ -209,12 +209,9 @@ def test_branching_groups_keep_to_the_grammar_and_read_the_histories_that_were_k
 
 @pytest.mark.slow
 def test_the_engine_in_processes_of_its_own_keeps_to_it_too(tmp_path: Path) -> None:
-    setup = make_setup(tmp_path, engine="async")
-    try:
+    with engine_of_characters(tmp_path, engine="async") as setup:
         grammar = grammar_of("python:tests.environments.worlds.Summing", {})
         asked = requests(grammar, 6)
         done = run(setup, *asked)
         assert all(text_of(found)[0] == "[" for found in done.values())
         assert compare(setup, grammar, done, asked) >= 6
-    finally:
-        setup.engine.close()

@@ -14,8 +14,9 @@ import torch
 
 from curator.wire import Client, Server
 from stream_grpo.buffer.process import BufferProcess, credits_for
-from stream_grpo.config import Buffer, Config, Stream
+from stream_grpo.config import Config
 from stream_grpo.config_file import parse
+from stream_grpo.config_stream import Buffer, Stream
 from stream_grpo.errors import EvaluationError
 from stream_grpo.rewards.scoring import Scoring
 from stream_grpo.sampler.heldout import HeldoutEvaluation

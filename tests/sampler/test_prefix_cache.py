@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.sampler.tiny import Setup, assert_logprobs, request, run, tiny_models, version
+from tests.sampler.tiny import Setup, assert_logprobs, request, run, tiny_engine, version
 
 pytestmark = pytest.mark.engine
 
@@ -20,13 +20,8 @@ SHARED = 64
 
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
-    folder = tmp_path_factory.mktemp("model")
-    config, models = tiny_models(folder, prefix_cache=True)
-    from stream_grpo.sampler.engine import InProcessEngine
-
-    engine = InProcessEngine(config)
-    yield Setup(config, engine, models, folder)
-    engine.close()
+    with tiny_engine(tmp_path_factory.mktemp("model"), prefix_cache=True) as made:
+        yield made
 
 
 def group(name: str, num: int = 4, num_tokens: int = 40) -> list[Any]:
@@ -124,11 +119,7 @@ def test_a_cleared_cache_serves_nothing(setup: Setup) -> None:
 
 @pytest.mark.slow
 def test_the_engine_in_processes_of_its_own_empties_its_cache_too(tmp_path: Path) -> None:
-    config, models = tiny_models(tmp_path, engine="async", prefix_cache=True, kv_after_update="recompute")
-    from stream_grpo.sampler.engines import make_engine
-
-    setup = Setup(config, make_engine(config), models, tmp_path)
-    try:
+    with tiny_engine(tmp_path, engine="async", prefix_cache=True, kv_after_update="recompute") as setup:
         run(setup, *group("g", 1, num_tokens=1))
         assert run(setup, *group("h", 1, num_tokens=1))["h/0"].num_cached_tokens == SHARED
         setup.engine.add(request("runs-on", prompt=PROMPT))
@@ -140,5 +131,3 @@ def test_the_engine_in_processes_of_its_own_empties_its_cache_too(tmp_path: Path
         found = run(setup, *group("i", 1, num_tokens=5))["i/0"]
         assert found.num_cached_tokens == 0
         assert_logprobs(setup, 1, PROMPT, found, 0, len(found.token_ids))
-    finally:
-        setup.engine.close()

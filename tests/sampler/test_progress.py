@@ -12,7 +12,7 @@ import pytest
 
 from curator.wire import Client, Server
 from stream_grpo.buffer.process import BufferProcess, credits_for
-from stream_grpo.config import Buffer, Stream
+from stream_grpo.config_stream import Buffer, Stream
 from stream_grpo.sampler.progress import Progress
 from stream_grpo.transport.channels import LearnerChannel, read_ledger
 from stream_grpo.transport.codec import encode_group

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_grpo.config import Config, Rewards
+from stream_grpo.config import Config
+from stream_grpo.config_rewards import Rewards
 from stream_grpo.errors import RewardError
 from stream_grpo.rewards.scoring import Scoring
 from stream_grpo.types import Decision, EndReason, Generation, RewardResult

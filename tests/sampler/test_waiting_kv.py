@@ -14,7 +14,7 @@ from stream_grpo.environments.protocol import Start, Step
 from stream_grpo.sampler.trajectories import TrajectoryEngine
 from stream_grpo.types import EndReason, Episode
 from tests.sampler.acting import PROBLEM, Inside
-from tests.sampler.tiny import TEMPERATURE, Setup, request, tiny_models, version
+from tests.sampler.tiny import TEMPERATURE, Setup, request, tiny_engine, version
 
 pytestmark = pytest.mark.engine
 
@@ -25,13 +25,8 @@ OBSERVED = (7, 13, 21)
 
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
-    folder = tmp_path_factory.mktemp("model")
-    config, models = tiny_models(folder, prefix_cache=True)
-    from stream_grpo.sampler.engine import InProcessEngine
-
-    engine = InProcessEngine(config)
-    yield Setup(config, engine, models, folder)
-    engine.close()
+    with tiny_engine(tmp_path_factory.mktemp("model"), prefix_cache=True) as made:
+        yield made
 
 
 class Telling(Inside):

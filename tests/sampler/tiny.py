@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,26 @@ def tiny_models(folder: Path, **sampler: Any) -> tuple[Config, list[Any]]:
     backend = Tokenizer(WordLevel(vocab, unk_token="<s>"))
     PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
     return config, models
+
+
+@contextmanager
+def engine_on(config: Config, models: list[Any], folder: Path) -> Iterator[Setup]:
+    """The engine of a run on what `tiny_models` has made."""
+    from stream_grpo.sampler.engines import make_engine
+
+    engine = make_engine(config)
+    try:
+        yield Setup(config, engine, models, folder)
+    finally:
+        engine.close()
+
+
+@contextmanager
+def tiny_engine(folder: Path, **sampler: Any) -> Iterator[Setup]:
+    """Both at once."""
+    config, models = tiny_models(folder, **sampler)
+    with engine_on(config, models, folder) as made:
+        yield made
 
 
 def request(name: str, seed: int = 0, prompt: tuple[int, ...] = (0, 5, 9, 11), num_tokens: int = 40) -> Any:
