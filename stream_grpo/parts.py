@@ -174,6 +174,7 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str, we
     from stream_grpo.sampler.prompts import Prompts
     from stream_grpo.transport.channels import SamplerChannel
 
+    let_weights_out(config, buffer)
     scoring = ComposedScoring(
         config.rewards, expected_verifiers(config, sampler_id)
     )  # workers load while the engine does
@@ -361,6 +362,14 @@ def learner_crew(config: Config, rank: int, rendezvous: Path | str) -> Crew:
     )
 
 
+def let_weights_out(config: Config, towards: str) -> None:
+    """Before the first group of NCCL: where weights go over it between nodes, have it use the network to an address."""
+    if config.weights.transfer == "nccl" and config.cluster.address is not None:
+        from stream_grpo.learner.meeting import let_nccl_out
+
+        let_nccl_out(towards.removeprefix("tcp://").rpartition(":")[0])
+
+
 def weights_publisher(config: Config, bind: str) -> Publisher | NcclPublisher:
     """The learner's side of `weights.transfer`; `bind` is where samplers ask for what goes over NCCL."""
     from stream_grpo.weights.publisher import Publisher
@@ -404,6 +413,7 @@ def build_learner(config: Config, buffer: str, rendezvous: Path | str | None = N
     from stream_grpo.metrics import MetricsLog
     from stream_grpo.transport.channels import LearnerChannel
 
+    let_weights_out(config, bind)
     crew = None if rendezvous is None else learner_crew(config, 0, rendezvous)
     engine = learner_engine(config)
     step = learner_step(config, engine, crew or ALONE)
@@ -418,8 +428,8 @@ def build_learner(config: Config, buffer: str, rendezvous: Path | str | None = N
     return process if crew is None else Lead(process, crew)
 
 
-def build_follower(config: Config, rank: int, rendezvous: Path | str) -> Part:
-    """A rank of the learner other than the first."""
+def build_follower(config: Config, rank: int, rendezvous: Path | str, bind: str = LOOPBACK) -> Part:
+    """A rank of the learner other than the first, at whose `bind` that one gives weights out."""
     from stream_grpo.learner.follower import Follower
 
     crew = learner_crew(config, rank, rendezvous)
