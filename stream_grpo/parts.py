@@ -259,6 +259,18 @@ def learner_grammar(config: Config) -> Grammar | None:
     )
 
 
+def check_learner(config: Config) -> None:
+    """Refuse, before anything starts, what the learner would refuse once it is built. Loads no weights.
+
+    Raises ConfigError for a grammar that the model cannot write, and for a model that cannot do what `[learner]` asks.
+    """
+    learner_grammar(config)
+    if config.learner.lora.rank or config.learner.activation_checkpointing:
+        from stream_grpo.learner.fit import check_fit
+
+        check_fit(config.model.path, config.learner)
+
+
 def expected_verifiers(config: Config, sampler_id: str) -> set[str]:
     """The verifiers that the problems of a sampler name: those of the pool, and of what the first one evaluates."""
     identity = json.loads((config.run_dir / MANIFEST_FILE).read_text())["identities"][-1]["identity"]
