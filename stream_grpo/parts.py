@@ -436,6 +436,7 @@ def build_learner(config: Config, buffer: str, rendezvous: Path | str | None = N
         LearnerChannel(connect(config, buffer, name="learner", peer="buffer")),
         weights_publisher(config, bind),
         MetricsLog(config.run_dir, "learner"),
+        grammar=engine.grammar,
     )
     return process if crew is None else Lead(process, crew)
 
@@ -444,6 +445,7 @@ def build_follower(config: Config, rank: int, rendezvous: Path | str, bind: str 
     """A rank of the learner other than the first, at whose `bind` that one gives weights out."""
     from stream_grpo.learner.follower import Follower
 
+    let_weights_out(config, bind)
     crew = learner_crew(config, rank, rendezvous)
     engine = learner_engine(config)
     return Follower(engine, learner_step(config, engine, crew), crew)

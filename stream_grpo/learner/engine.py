@@ -81,7 +81,9 @@ class LearnerEngine:
     ) -> None:
         """Load a Hugging Face folder in `dtype` and give it an AdamW. Distribution and grammar are the sampler's."""
         self._model_dir, self._dtype = model_dir, dtype
-        self._learner, self._distribution, self._grammar = learner, distribution, grammar
+        self._learner, self._distribution = learner, distribution
+        self.grammar = grammar
+        """What actions keep to; None where they are free."""
         self._support_of: tuple[Tensor | None, Support | None] = (None, None)
         """The actions that were asked about last, and what their tokens were drawn from."""
         torch.manual_seed(seed)
@@ -192,11 +194,11 @@ class LearnerEngine:
 
     def _support(self, token_ids_BT: Tensor, num_last: int, turns_BT: Tensor | None) -> Support | None:
         """What the last tokens were drawn from; None: from all tokens."""
-        if self._grammar is None or turns_BT is None:
+        if self.grammar is None or turns_BT is None:
             return None
         # Policy and reference are asked about one microbatch after the other.
         if turns_BT is not self._support_of[0]:
-            self._support_of = turns_BT, self._grammar.support(token_ids_BT, turns_BT)
+            self._support_of = turns_BT, self.grammar.support(token_ids_BT, turns_BT)
         _, support = self._support_of
         return None if support is None else support.of_last(num_last)
 
