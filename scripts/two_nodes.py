@@ -2,7 +2,8 @@
 
 Both nodes are network namespaces of this machine, joined by a bridge, each with a Ray of its own whose files the other
 does not see. The command, buffer, curator, a learner of two ranks and a sampler are on the first; on the second is a
-sampler that gets all it needs over keyed sockets, weights included. With `--learner-spread` the two share the run's
+sampler that gets all it needs over keyed sockets, weights included. Between the groups the sampler of the first node,
+where the run's folder is, scores held-out problems every few steps. With `--learner-spread` the two share the run's
 folder instead, and the second rank of the learner is on the second node: while the cable is cut the learner waits, and
 goes on in the same processes. Needs root, for namespaces.
 """
@@ -12,130 +13,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from namespaces import ROOT, Node, two_nodes
+
 BIN = Path(sys.executable).parent
-BRIDGE, NET = "sg-bridge", "10.77.0"
 PORT = 6379
 BEGIN_S, RUN_S = 300.0, 540.0
+EVALUATED = 8
+"""Held-out problems of an evaluation during training."""
 
 
 class Failed(Exception):
     """The run did not do what it should; the message says what."""
-
-
-def ip(*words: str) -> None:
-    """Of iproute2."""
-    subprocess.run(["ip", *words], check=True)
-
-
-class Node:
-    """A network namespace with a private /tmp/ray, held by a process that sleeps."""
-
-    def __init__(self, number: int, folder: Path) -> None:
-        self.address, self.cable = f"{NET}.{number}", f"sg-cable{number}"
-        self._name, self._ray = f"sg-node{number}", folder / f"ray{number}"
-        self._environment = {
-            "VLLM_HOST_IP": self.address,
-            "GLOO_SOCKET_IFNAME": "lo",  # the name of this machine is no address of a namespace
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
-        }
-        self._ray.mkdir(parents=True)
-        Path("/tmp/ray").mkdir(exist_ok=True)
-        ip("netns", "add", self._name)
-        ip("link", "add", self.cable, "type", "veth", "peer", "name", "eth0", "netns", self._name)
-        ip("link", "set", self.cable, "master", BRIDGE, "up")
-        ip("-n", self._name, "addr", "add", f"{self.address}/24", "dev", "eth0")
-        for link in ("lo", "eth0"):
-            ip("-n", self._name, "link", "set", link, "up")
-        ip("-n", self._name, "route", "add", "default", "via", f"{NET}.254")
-        hold = f"mount --bind {self._ray} /tmp/ray && exec sleep infinity"
-        self._holder = subprocess.Popen(
-            ["ip", "netns", "exec", self._name, "unshare", "--mount", "sh", "-c", hold], start_new_session=True
-        )
-        self._children: list[subprocess.Popen[str]] = []
-        time.sleep(0.5)
-
-    def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[str]:
-        """Run something on this node, as the leader of a session of its own."""
-        with log.open("w") as output:
-            child = subprocess.Popen(
-                ["nsenter", "-t", str(self._holder.pid), "-n", "-m", f"--wd={ROOT}", *command],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-                env=os.environ | self._environment,
-            )
-        self._children.append(child)
-        return child
-
-    def cut(self) -> None:
-        """Pull the cable at the switch: packets get lost, and nobody is told."""
-        ip("link", "set", self.cable, "down")
-
-    def mend(self) -> None:
-        """Put it back."""
-        ip("link", "set", self.cable, "up")
-
-    def runs(self, part: str) -> bool:
-        """Whether a process of this node writes the log of a part."""
-        for pid in self._pids():
-            with suppress(OSError):
-                if os.readlink(f"/proc/{pid}/fd/1").endswith(f"/logs/{part}.log"):
-                    return True
-        return False
-
-    def _pids(self) -> list[int]:
-        said = subprocess.run(["ip", "netns", "pids", self._name], capture_output=True, text=True).stdout
-        return [int(pid) for pid in said.split()]
-
-    def close(self) -> None:
-        """End what runs here, and take the namespace away."""
-        for child in reversed(self._children):
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(20)
-        for pid in self._pids():  # they live in this namespace, so they are ours
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._holder.wait(10)
-        with suppress(subprocess.CalledProcessError):
-            ip("netns", "del", self._name)
-
-
-@contextmanager
-def two_nodes(folder: Path) -> Iterator[tuple[Node, Node]]:
-    """Two nodes on one switch."""
-    # Ray's own: without it nobody may join the cluster or run anything on it.
-    (folder / "token").touch(mode=0o600)
-    (folder / "token").write_text(secrets.token_hex(32))
-    ip("link", "add", BRIDGE, "type", "bridge")
-    nodes: list[Node] = []
-    try:
-        ip("addr", "add", f"{NET}.254/24", "dev", BRIDGE)
-        ip("link", "set", BRIDGE, "up")
-        for number in (1, 2):
-            nodes.append(Node(number, folder))
-        yield nodes[0], nodes[1]
-    finally:
-        for node in nodes:
-            node.close()
-        ip("link", "del", BRIDGE)
 
 
 def start_ray(first: Node, second: Node, folder: Path, *, spreads: bool) -> None:
@@ -166,7 +64,9 @@ def wait(whom: str, holds: Callable[[], bool], limit_s: float) -> float:
 class Training:
     """The run, as its command and its folder show it."""
 
-    def __init__(self, node: Node, models: Path, folder: Path, num_steps: int, *, spreads: bool) -> None:
+    def __init__(
+        self, node: Node, models: Path, folder: Path, num_steps: int, evaluate_every: int, *, spreads: bool
+    ) -> None:
         self.dir, self._log = folder / "runs" / "r", folder / "train.log"
         settings: dict[str, object] = {
             "run.root": folder / "runs",
@@ -176,8 +76,8 @@ class Training:
             "pool.files": json.dumps([str(models / "pool.jsonl")]),
             "evaluation.files": json.dumps([str(models / "heldout.jsonl")]),
             "evaluation.num_problems": 0,
-            "evaluation.interval": 10,
-            "evaluation.interval_problems": 8,
+            "evaluation.interval": evaluate_every,
+            "evaluation.interval_problems": EVALUATED,
             "evaluation.interval_samples": 1,
             "cluster.address": f"{node.address}:{PORT}",
             **({"cluster.learner": "spread"} if spreads else {"cluster.node_root": folder / "node2"}),
@@ -240,11 +140,13 @@ def samplers_by_node(run_dir: Path) -> dict[str, str]:
     return {sampler["node"]: sampler["name"] for sampler in json.loads(said)["samplers"]}
 
 
-def check(models: Path, folder: Path, num_steps: int, cut_s: float, *, spreads: bool) -> dict[str, Any]:
+def check(
+    models: Path, folder: Path, num_steps: int, cut_s: float, evaluate_every: int, *, spreads: bool
+) -> dict[str, Any]:
     """Train, cut, mend, end. Raises Failed."""
     with two_nodes(folder) as (first, second):
         start_ray(first, second, folder, spreads=spreads)
-        training = Training(first, models, folder, num_steps, spreads=spreads)
+        training = Training(first, models, folder, num_steps, evaluate_every, spreads=spreads)
         training.until("the first steps", lambda: training.step >= 3, BEGIN_S)
         by_node = samplers_by_node(training.dir)
         if by_node.keys() != {first.address, second.address}:
@@ -253,17 +155,7 @@ def check(models: Path, folder: Path, num_steps: int, cut_s: float, *, spreads: 
             raise Failed(f"learner-1 on the {'second' if spreads else 'first'} node was expected")
         far = by_node[second.address]
         training.until(f"groups of {far}", lambda: training.sampler(far).get("num_groups_done", 0) > 0, 60)
-        before, version = training.step, training.sampler(far)["version"]
-        second.cut()
-        time.sleep(cut_s)
-        during = training.step - before
-        done, mended_at = training.sampler(far)["num_groups_done"], training.step
-        second.mend()
-        back_s = training.until(
-            f"{far} after the cable came back",
-            lambda: training.sampler(far)["num_groups_done"] > done and training.sampler(far)["version"] > version,
-            90,
-        )
+        outage = cut_and_mend(training, second, far, cut_s, spreads=spreads) if cut_s else {}
         training.until("the end", lambda: training.process.poll() is not None, RUN_S)
         if training.process.returncode:
             raise Failed(f"exit code {training.process.returncode}:\n{training.output[-4000:]}")
@@ -275,22 +167,55 @@ def check(models: Path, folder: Path, num_steps: int, cut_s: float, *, spreads: 
         pulled = folder / "node2" / "r" / far / "weights"
         found = {
             "steps": summary["steps"],
-            "steps_while_cut": during,
-            "step_when_mended": mended_at,
-            "back_after_s": round(back_s, 1),
+            **outage,
             "ledger_closes": summary["ledger_closes"],
             "lost_in_sampler": summary["lost_in_sampler"],
             "groups": summary["groups"],
-            "evaluations": len(training.lines("evaluation")),
+            "evaluated_steps": evaluated_steps(training, None if spreads else by_node[first.address], evaluate_every),
+            "evaluation_tokens": summary["tokens"]["evaluation"],
             "restarts": training.output.count(" again ("),
             "wire_refused": refused,
             "weights_pulled": [] if spreads else sorted(path.name for path in pulled.iterdir()),
         }
-        # A learner on both nodes makes no step without the cable, but for one that is under way.
-        is_as_expected = during <= 1 if spreads else during >= 1
-        if not is_as_expected or summary["steps"] != num_steps or not summary["ledger_closes"] or found["restarts"]:
+        if summary["steps"] != num_steps or not summary["ledger_closes"] or found["restarts"]:
             raise Failed(json.dumps(found))
         return found
+
+
+def cut_and_mend(training: Training, node: Node, far: str, cut_s: float, *, spreads: bool) -> dict[str, Any]:
+    """Without the cable for so long, and until its sampler `far` is heard of again. Raises Failed."""
+    before, version = training.step, training.sampler(far)["version"]
+    node.cut()
+    time.sleep(cut_s)
+    during = training.step - before
+    done, mended_at = training.sampler(far)["num_groups_done"], training.step
+    node.mend()
+    back_s = training.until(
+        f"{far} after the cable came back",
+        lambda: training.sampler(far)["num_groups_done"] > done and training.sampler(far)["version"] > version,
+        90,
+    )
+    found = {"steps_while_cut": during, "step_when_mended": mended_at, "back_after_s": round(back_s, 1)}
+    # A learner on both nodes makes no step without the cable, but for one that is under way.
+    if not (during <= 1 if spreads else during >= 1):
+        raise Failed(json.dumps(found))
+    return found
+
+
+def evaluated_steps(training: Training, by: str | None, every: int) -> list[int]:
+    """The steps whose weights held-out problems were scored with, all of them by one sampler, `by` where it is given.
+
+    Raises Failed where one is missing or was not whole. An evaluation holds the weights, so that a step of the grid
+    may be passed over; the first is not, and the last weights are never evaluated.
+    """
+    if not every:
+        return []
+    lines = training.lines("evaluation")
+    who, sizes = {line["source"] for line in lines}, {len(line["problems"]) for line in lines}
+    steps = [int(line["step"]) for line in lines]
+    if sizes != {EVALUATED} or len(who) != 1 or (by is not None and who != {by}) or not every <= steps[0] < 2 * every:
+        raise Failed(f"evaluations every {every} steps, of {EVALUATED} problems by {by}: {sizes} by {who}, of {steps}")
+    return steps
 
 
 def main() -> None:
@@ -298,19 +223,25 @@ def main() -> None:
     arguments.add_argument("--json", action="store_true", help="print one JSON object")
     arguments.add_argument("--models", type=Path, help="folder of make-model")
     arguments.add_argument("--steps", type=int, default=120)
-    arguments.add_argument("--cut", type=float, default=20.0, help="seconds without the cable")
+    arguments.add_argument("--cut", type=float, default=20.0, help="seconds without the cable; 0: it is not cut")
+    arguments.add_argument(
+        "--evaluate-every", type=int, default=10, help="evaluation.interval; 0: none during training"
+    )
     arguments.add_argument("--learner-spread", action="store_true", help="a rank of the learner on each node")
     arguments.add_argument("--keep", action="store_true", help="keep the folder of the run and of all logs")
     chosen = arguments.parse_args()
     if os.geteuid() != 0:
         sys.exit("two_nodes: needs root, to make network namespaces (ip netns)")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what takes the namespaces away
     folder = Path(tempfile.mkdtemp(prefix="sg-two-nodes-"))
     try:
         models = chosen.models
         if models is None:
             models = folder / "models"
             subprocess.run([sys.executable, "-m", "stream_grpo.cli", "make-model", str(models)], check=True, cwd=ROOT)
-        found = check(models.resolve(), folder, chosen.steps, chosen.cut, spreads=chosen.learner_spread)
+        found = check(
+            models.resolve(), folder, chosen.steps, chosen.cut, chosen.evaluate_every, spreads=chosen.learner_spread
+        )
     except Failed as error:
         sys.exit(f"two_nodes: {error}\nlogs: {folder}")
     if chosen.json:

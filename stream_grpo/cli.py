@@ -80,7 +80,7 @@ def _show_plan(config: Config) -> None:
 
 
 def _check_model(config: Config, console: Console) -> None:
-    """A folder that is not there may still be made; one that is there must be usable, also with the grammar of the run.
+    """A folder that is not there may still be made; one that is there must be usable, also by this run's learner.
 
     Raises ConfigError.
     """
@@ -89,10 +89,10 @@ def _check_model(config: Config, console: Console) -> None:
         raise ConfigError("\n".join(found))
     for note in found:
         console.say(f"not there yet: {note}")
-    if not found and config.environment.grammar:
-        from stream_grpo.parts import learner_grammar
+    if not found:
+        from stream_grpo.parts import check_learner
 
-        learner_grammar(config)
+        check_learner(config)
 
 
 def _load(file: Path | None, resume: Path | None, overrides: list[str]) -> Config:

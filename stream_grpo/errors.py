@@ -11,6 +11,7 @@
     |-- RewardError         responses cannot be scored: too many errors in a row, or no worker that starts
     |-- SandboxError        a program cannot be run as promised; never the program's own failure
     |-- CorrectionError     a correction of staleness is asked for and cannot act
+    |-- GrammarError        a token was sampled that the learner's grammar does not leave to its draw
     |-- CheckpointError     a checkpoint is incomplete or not of this run
     |-- OrderError          a running run refuses an order, or nobody runs it
     |-- RankError           a rank of the learner lost another one; all start again from the newest checkpoint
@@ -78,6 +79,10 @@ class SandboxError(StreamGrpoError):
 
 class CorrectionError(StreamGrpoError):
     """A correction of staleness is asked for and cannot act."""
+
+
+class GrammarError(StreamGrpoError):
+    """A token was sampled that the learner's grammar does not leave to its draw: its logprob there means nothing."""
 
 
 class StallError(StreamGrpoError):

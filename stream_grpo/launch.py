@@ -92,7 +92,7 @@ class Launcher:
             arguments["bind"] = placed.address  # peers find a restarted server where it was
         elif self._config.cluster.address and placed.kind in SERVERS:
             arguments["bind"] = self._nodes.bind()
-        elif self._config.cluster.address and placed.kind == "learner":
+        elif self._config.cluster.address and placed.kind in ("learner", "follower"):
             arguments["bind"] = self._nodes.bind_at_home()
         if placed.team:
             arguments["rendezvous"] = self._rendezvous[placed.team]

@@ -19,7 +19,7 @@ from stream_grpo.config import Config
 from stream_grpo.failpoints import failpoint
 from stream_grpo.identity import MANIFEST_FILE
 from stream_grpo.model_folder import model_config, vocab_size
-from stream_grpo.parts_common import LOOPBACK, Part, client_keys, connect, server_keys
+from stream_grpo.parts_common import LOOPBACK, Part, client_keys, connect, let_weights_out, server_keys
 from stream_grpo.parts_sampler import build_evaluation, build_sampler, grammar
 from stream_grpo.sampler.environment import environment as sampler_environment
 
@@ -106,6 +106,18 @@ def learner_grammar(config: Config) -> Grammar | None:
     )
 
 
+def check_learner(config: Config) -> None:
+    """Refuse, before anything starts, what the learner would refuse once it is built. Loads no weights.
+
+    Raises ConfigError for a grammar that the model cannot write, and for a model that cannot do what `[learner]` asks.
+    """
+    learner_grammar(config)
+    if config.learner.lora.rank or config.learner.activation_checkpointing:
+        from stream_grpo.learner.fit import check_fit
+
+        check_fit(config.model.path, config.learner)
+
+
 def learner_engine(config: Config) -> LearnerEngine:
     """The model under DeepSpeed, which sees the distribution that the sampler draws from."""
     from stream_grpo.learner.engine import LearnerEngine
@@ -185,6 +197,7 @@ def build_learner(config: Config, buffer: str, rendezvous: Path | str | None = N
     from stream_grpo.metrics import MetricsLog
     from stream_grpo.transport.channels import LearnerChannel
 
+    let_weights_out(config, bind)
     crew = None if rendezvous is None else learner_crew(config, 0, rendezvous)
     engine = learner_engine(config)
     step = learner_step(config, engine, crew or ALONE)
@@ -195,14 +208,16 @@ def build_learner(config: Config, buffer: str, rendezvous: Path | str | None = N
         LearnerChannel(connect(config, buffer, name="learner", peer="buffer")),
         weights_publisher(config, bind),
         MetricsLog(config.run_dir, "learner"),
+        grammar=engine.grammar,
     )
     return process if crew is None else Lead(process, crew)
 
 
-def build_follower(config: Config, rank: int, rendezvous: Path | str) -> Part:
-    """A rank of the learner other than the first."""
+def build_follower(config: Config, rank: int, rendezvous: Path | str, bind: str = LOOPBACK) -> Part:
+    """A rank of the learner other than the first, at whose `bind` that one gives weights out."""
     from stream_grpo.learner.follower import Follower
 
+    let_weights_out(config, bind)
     crew = learner_crew(config, rank, rendezvous)
     engine = learner_engine(config)
     return Follower(engine, learner_step(config, engine, crew), crew)

@@ -64,3 +64,11 @@ def heldout_problems(config: Config, file_name: str = HELDOUT_FILE) -> list[Prob
     """The held-out problems that `rundir.prepare` chose for this run, by default those before and after training."""
     batch = batch_from_bytes((config.run_dir / file_name).read_bytes(), PROBLEM_SCHEMA)
     return [problem_from_row(row) for row in batch.to_pylist()]
+
+
+def let_weights_out(config: Config, towards: str) -> None:
+    """Before the first group of NCCL: where weights go over it between nodes, have it use the network to an address."""
+    if config.weights.transfer == "nccl" and config.cluster.address is not None:
+        from stream_grpo.learner.meeting import let_nccl_out
+
+        let_nccl_out(towards.removeprefix("tcp://").rpartition(":")[0])

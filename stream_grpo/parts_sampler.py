@@ -21,6 +21,7 @@ from stream_grpo.parts_common import (
     client_keys,
     connect,
     heldout_problems,
+    let_weights_out,
     sampler_names,
 )
 from stream_grpo.types import PolicyVersion
@@ -60,6 +61,7 @@ def build_sampler(config: Config, sampler_id: str, curator: str, buffer: str, we
     from stream_grpo.sampler.prompts import Prompts
     from stream_grpo.transport.channels import SamplerChannel
 
+    let_weights_out(config, buffer)
     scoring = ComposedScoring(
         config.rewards, expected_verifiers(config, sampler_id)
     )  # workers load while the engine does

@@ -36,7 +36,7 @@ from stream_grpo.learner.checkpoint import newest_version, read_index
 from stream_grpo.learner.layout import Layout, needs_conversion
 from stream_grpo.lifetime import wait_for_parts
 from stream_grpo.model_folder import model_config, unusable, vocab_size
-from stream_grpo.parts import learner_grammar
+from stream_grpo.parts import check_learner
 from stream_grpo.parts_common import GUARDS_FILE, HELDOUT_FILE, INTERVAL_HELDOUT_FILE
 from stream_grpo.rewards.environment import NAME as OF_ENVIRONMENT
 from stream_grpo.rewards.scoring import asked_verifiers, check_scores_alone, check_verifiers
@@ -63,7 +63,7 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
     if not resume and config.run_dir.exists():
         raise _taken(config)
     prompts = load_prompts(config)
-    learner_grammar(config)  # refused where there is none
+    check_learner(config)
     if resume:
         _take_up(config, prompts, say)
         return config

@@ -136,3 +136,33 @@ def test_a_dry_run_refuses_a_grammar_that_the_model_cannot_write(tmp_path: Path)
     assert refused.exit_code == 2
     assert "<tool_call>" in refused.output
     assert dry_run(open="=", close="+", body="plain").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("learner", "reason"),
+    [
+        ({"lora": {"rank": 2, "target_modules": ["c_attn"]}}, "c_attn is a Conv1D, the head or no linear layer"),
+        ({"lora": {"rank": 2, "target_modules": ["q_proj"]}}, "no linear layer 'q_proj' in its tensors; has c_attn"),
+        ({"activation_checkpointing": True}, None),
+        ({}, None),
+    ],
+)
+def test_a_dry_run_refuses_what_the_model_cannot_do_for_the_learner(
+    tmp_path: Path, learner: dict[str, Any], reason: str | None
+) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = new_tokenizer()
+    shape = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=128)
+    GPT2LMHeadModel(shape).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    file = tmp_path / "run.toml"
+    tree = {
+        "model": {"path": str(tmp_path / "model"), "max_length_tokens": 128},
+        "sampler": {"max_new_tokens": 32},
+        "learner": learner,
+    }
+    file.write_text(to_toml(parse(tree, "test")))
+    shown = call("train", file, "--dry-run")
+    assert shown.exit_code == (0 if reason is None else 2), shown.output
+    assert reason is None or reason in " ".join(shown.output.split())

@@ -325,3 +325,53 @@ def test_a_ray_that_never_comes_up_ends_the_run_with_its_reason(monkeypatch: pyt
     monkeypatch.setattr(local_ray, "children", lambda programs: {})
     with pytest.raises(RunFailed, match=r"did not start in 3 tries: .*Failed to connect to GCS"):
         local_ray.start_local_ray(2)
+
+
+@pytest.mark.parametrize(
+    ("sections", "bound"),
+    [
+        ({}, {}),
+        ({"cluster": {"address": "10.0.0.1:6379"}}, {"buffer": "server", "learner": "home", "follower": "home"}),
+    ],
+    ids=["one machine", "cluster"],
+)
+def test_on_a_cluster_all_ranks_are_told_at_which_address_the_first_gives_weights_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], bound: dict[str, str]
+) -> None:
+    built: dict[str, dict[str, Any]] = {}
+
+    class Build:
+        def remote(self, kind: str, arguments: dict[str, Any]) -> str:
+            built[kind] = arguments
+            return kind
+
+    class Actor:
+        build = Build()
+
+        def options(self, **_: Any) -> "Actor":
+            return self
+
+        def remote(self, *_: Any) -> "Actor":
+            return self
+
+    class Nodes:
+        home = None
+
+        def __init__(self, *_: Any) -> None: ...
+
+        def strategy(self, *_: Any, **__: Any) -> None: ...
+
+        def bind(self) -> str:
+            return "server"
+
+        def bind_at_home(self) -> str:
+            return "home"
+
+    monkeypatch.setattr(launch, "Host", Actor())
+    monkeypatch.setattr(launch, "Nodes", Nodes)
+    tree: dict[str, Any] = {"model": {"path": "m"}, "run": {"root": str(tmp_path), "name": "r"}, **sections}
+    launcher = Launcher(parse(tree, "test"), lambda _: None)
+    for kind in ("buffer", "learner", "follower", "sampler"):
+        launcher.place(kind, kind, team="learner" if kind in ("learner", "follower") else "")
+    assert {kind: arguments["bind"] for kind, arguments in built.items() if "bind" in arguments} == bound
+    assert built["learner"]["rendezvous"] == built["follower"]["rendezvous"]

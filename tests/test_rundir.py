@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from curator.earlier import earlier_outcomes
 from curator.errors import PoolError
@@ -102,6 +103,18 @@ def test_a_run_starts_from_what_another_learned_or_says_what_is_wrong(tmp_path: 
     with pytest.raises(PoolError, match="nowhere: no pool there"):
         prepare(nowhere, resume=False, say=lambda line: None)
     assert sorted(path.name for path in first.run_dir.parent.iterdir()) == ["r", "s"]
+
+
+def test_a_model_that_cannot_take_the_adapter_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    tokenizer, folder = new_tokenizer(), tmp_path / "gpt2"
+    shape = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=128)
+    GPT2LMHeadModel(shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config = configuration(tmp_path, folder, learner={"lora": {"rank": 2}})
+    with pytest.raises(ConfigError, match="is a Conv1D, the head or no linear layer"):
+        prepare(config, resume=False, say=lambda line: None)
+    assert not config.run.root.exists()
+    prepare(configuration(tmp_path, folder), resume=False, say=lambda line: None)
 
 
 def test_a_resume_with_another_beginning_is_refused(tmp_path: Path, model_dir: Path) -> None:

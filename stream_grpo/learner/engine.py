@@ -54,7 +54,9 @@ class LearnerEngine:
         grammar: Grammar | None = None,
     ) -> None:
         """Load a Hugging Face folder in `dtype` and give it an AdamW. Distribution and grammar are the sampler's."""
-        self._learner, self._distribution, self._grammar = learner, distribution, grammar
+        self._learner, self._distribution = learner, distribution
+        self.grammar = grammar
+        """What actions keep to; None where they are free."""
         self._support_of: tuple[Tensor | None, Support | None] = (None, None)
         """The actions that were asked about last, and what their tokens were drawn from."""
         torch.manual_seed(seed)
@@ -117,11 +119,11 @@ class LearnerEngine:
 
     def _support(self, targets: Targets) -> Support | None:
         """What the targets were drawn from; None: from all tokens."""
-        if self._grammar is None or targets.turns_BT is None:
+        if self.grammar is None or targets.turns_BT is None:
             return None
         # Policy and reference are asked about one microbatch after the other.
         if targets.turns_BT is not self._support_of[0]:
-            self._support_of = targets.turns_BT, self._grammar.support(targets.token_ids_BT, targets.turns_BT)
+            self._support_of = targets.turns_BT, self.grammar.support(targets.token_ids_BT, targets.turns_BT)
         _, support = self._support_of
         return None if support is None else support.of_last(targets.num_last)
 

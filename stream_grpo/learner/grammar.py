@@ -17,8 +17,9 @@ import xgrammar
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stream_grpo.errors import ConfigError
+from stream_grpo.errors import ConfigError, GrammarError
 from stream_grpo.learner.forward import Support
+from stream_grpo.types import RolloutGroup
 
 
 class Grammar:
@@ -50,6 +51,7 @@ class Grammar:
         self._end_token_ids = sorted(end_token_ids)
         self._matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._end_token_ids)
         self._vocab_size = int(info.vocab_size)
+        self._tokenizer = tokenizer
         self._words_1W: Any = xgrammar.allocate_token_bitmask(1, self._vocab_size)
         tag = json.loads(structural_tag)
         for mark in [*_marks(tag, "begin"), *_marks(tag, "end")]:
@@ -90,21 +92,51 @@ class Grammar:
                 f"false, or a call format that its tokens can write"
             )
 
+    def check(self, groups: Iterable[RolloutGroup]) -> None:
+        """Raise GrammarError for the first token of a valid rollout that this grammar does not leave to its draw.
+
+        A recipe that clips or masks may get a finite loss of such a token, whose logprob is -inf, and learn from it.
+        """
+        for group in groups:
+            for index, rollout in enumerate(group.rollouts):
+                turn_T = np.where(rollout.loss_mask, rollout.turn, -1)
+                if rollout.valid and (at := self._forbidden(rollout.token_ids, turn_T)) is not None:
+                    raise GrammarError(
+                        f"group {group.group_id}, rollout {index}: {self._named(rollout.token_ids, turn_T, at)}: the "
+                        f"grammar does not allow it there, so that sampler {group.sampler_id} draws under another one "
+                        f"(environment.grammar), or with another tokenizer; it needs the model folder, the environment "
+                        f"and the version of xgrammar that the learner has"
+                    )
+
+    def _forbidden(self, ids_T: NDArray[Any], turn_T: NDArray[Any]) -> int | None:
+        """Where the first one is in a sequence. What stands behind the end of an action has no mask, and is none."""
+        for action in _actions(turn_T):
+            self._matcher.reset()
+            for at in action.tolist():
+                if not self._accepts(int(ids_T[at])):
+                    return int(at)
+                if self._matcher.is_terminated():
+                    break
+        return None
+
+    def _named(self, ids_T: NDArray[Any], turn_T: NDArray[Any], at: int) -> str:
+        """A token in words: what it is, and what of its action stands before it."""
+        before = [int(ids_T[i]) for i in range(at) if turn_T[i] == turn_T[at]]
+        text, written = (self._tokenizer.decode(ids) for ids in ([int(ids_T[at])], before))
+        return f"token {at}, id {int(ids_T[at])} ({text!r}), sampled after {written!r} in action {int(turn_T[at])}"
+
     def support(self, token_ids_BT: Tensor, turns_BT: Tensor) -> Support:
         """What each token was drawn from; the first mask, of all tokens, for those that nobody sampled.
 
         `turns_BT`: the action that a token is part of, -1 where it was not sampled. A token that the grammar does not
-        allow, which no sampler of this run samples, ends its action: it is outside of its mask, and what follows it
-        has the first one.
+        allow, which `check` refuses, ends its action: it is outside of its mask, and what follows it has the first one.
         """
         ids_BT, turn_BT = token_ids_BT.cpu().numpy(), turns_BT.cpu().numpy()
         everything = np.full(self._words_1W.shape[1], -1, np.int32)
         masks = {everything.tobytes(): 0}
         index_BT = np.zeros(ids_BT.shape, np.int64)
         for row in range(len(ids_BT)):
-            sampled = np.flatnonzero(turn_BT[row] >= 0)
-            turns = turn_BT[row, sampled]
-            for action in np.split(sampled, np.flatnonzero(np.diff(turns)) + 1):
+            for action in _actions(turn_BT[row]):
                 self._follow(ids_BT[row], action, index_BT[row], masks)
         words_MW = np.stack([np.frombuffer(words, np.int32) for words in masks])
         masks_MV = torch.from_numpy(_bits(words_MW, self._vocab_size)).to(token_ids_BT.device)
@@ -119,6 +151,12 @@ class Grammar:
             index_T[at] = masks.setdefault(self._words_1W.numpy().tobytes(), len(masks))
             if not self._matcher.accept_token(int(ids_T[at])) or self._matcher.is_terminated():
                 return
+
+
+def _actions(turn_T: NDArray[Any]) -> list[NDArray[np.int64]]:
+    """Where the tokens of each action are."""
+    sampled = np.flatnonzero(turn_T >= 0)
+    return np.split(sampled, np.flatnonzero(np.diff(turn_T[sampled])) + 1)
 
 
 def _bits(words_MW: NDArray[np.int32], num: int) -> NDArray[np.bool_]:

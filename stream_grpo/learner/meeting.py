@@ -25,8 +25,9 @@ def stores(rendezvous: Path | str, rank: int, num_ranks: int, timeout_s: float) 
     """Of a file that no other world uses, or of `HOST:PORT`, which is rank 0's: it listens there, and nowhere else.
 
     A store of files needs no process that would have to be alive for it; that of a port is gone with rank 0. Also sets
-    by which network gloo and NCCL of this process speak: loopback, or the one of this node's address towards HOST.
-    Raises torch's DistError where nobody listens within `timeout_s`.
+    by which network gloo and NCCL of this process speak: loopback, or the one of this node's address towards HOST. With
+    a file an interface that the environment names already stays, as after `let_nccl_out`. Raises torch's DistError
+    where nobody listens within `timeout_s`.
     """
     if isinstance(rendezvous, Path):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -50,6 +51,18 @@ def stores(rendezvous: Path | str, rank: int, num_ranks: int, timeout_s: float) 
         master_listen_fd=listening,
     )
     return Stores(*(dist.PrefixStore(name, store) for name in Stores._fields))  # type: ignore[attr-defined]
+
+
+def let_nccl_out(towards: str) -> None:
+    """Have NCCL of this process speak by the interface of this node's address on the way to an IP, its own or another.
+
+    Whoever makes an NCCL group puts the address at which it listens into the id of the group, and the others connect
+    to that: the one of loopback leads a process on another node to itself, where nobody listens. NCCL reads this once,
+    with its first group. An interface that the environment names already stays. Raises ValueError where no interface
+    has the address.
+    """
+    if "NCCL_SOCKET_IFNAME" not in os.environ:
+        os.environ["NCCL_SOCKET_IFNAME"] = interface_of(_own_address(towards))
 
 
 def interface_of(address: str) -> str:

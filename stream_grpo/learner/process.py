@@ -33,6 +33,7 @@ from stream_grpo.weights.publisher import Publisher
 
 if TYPE_CHECKING:  # the loop itself needs no DeepSpeed
     from stream_grpo.learner.engine import LearnerEngine
+    from stream_grpo.learner.grammar import Grammar
     from stream_grpo.learner.lead import LeadEngine, LeadStep
     from stream_grpo.learner.train_step import TrainStep
 
@@ -49,9 +50,11 @@ class LearnerProcess:
         publisher: Publisher | NcclPublisher,
         metrics: MetricsLog,
         clock: Callable[[], float] = time.time,
+        grammar: Grammar | None = None,
     ) -> None:
         self._config, self._engine, self._step, self._channel = config, engine, step, channel
         self._publisher, self._metrics, self._clock = publisher, metrics, clock
+        self._grammar = grammar
         self._checkpoints = config.run_dir / "checkpoints"
         self._branches = Branches.load(config.run_dir / "branches.json")
         self._guard, self._control = Guard(), Controller(config.control, config.stream)
@@ -171,6 +174,8 @@ class LearnerProcess:
             self._metrics.write("control", version | asdict(change))
 
     def _batch(self, groups: Sequence[RolloutGroup]) -> TrainBatch:
+        if self._grammar is not None:
+            self._grammar.check(groups)
         if self._config.algo.shuffle_rewards:
             groups = [with_shuffled_rewards(group, self._config.run.seed) for group in groups]
         groups = self._step.rewarded(

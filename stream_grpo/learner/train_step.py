@@ -225,7 +225,7 @@ class TrainStep:
         if not math.isfinite(loss_sum):
             cause = (
                 f"the learner gives {impossible:g} of {minibatch.num_tokens} trained tokens no probability at all: "
-                "sampler and learner differ in their grammar (environment.grammar), or in top_p, top_k or min_p"
+                "sampler and learner differ in top_p, top_k or min_p"
                 if impossible
                 else "restart from a checkpoint"
             )

@@ -12,17 +12,19 @@ import numpy as np
 import pytest
 import torch
 
+from stream_grpo.algo.loss import LossInputs, policy_loss
 from stream_grpo.algo.presets import PRESETS
 from stream_grpo.algo.recipe import Recipe
 from stream_grpo.config_learner import Learner
 from stream_grpo.environments.calls import Call, CallFormat, Malformed, find_call
-from stream_grpo.errors import ConfigError
+from stream_grpo.errors import ConfigError, GrammarError
 from stream_grpo.learner.advantages import AdvantageMaker
 from stream_grpo.learner.batching import make_train_batch
 from stream_grpo.learner.first_pass import tensors_of
 from stream_grpo.learner.forward import Distribution, LanguageModel, Support, within
 from stream_grpo.learner.grammar import Grammar
 from stream_grpo.make_model import EOS, SPECIAL_TOKENS, new_model, new_tokenizer
+from stream_grpo.types import Decision
 from tests.learner.conftest import make_group, make_rollout
 
 VOCABULARY = {token: i for i, token in enumerate([*SPECIAL_TOKENS.values(), *string.printable])}
@@ -110,6 +112,55 @@ def test_every_action_begins_anew_also_where_nothing_was_observed_between_two() 
     assert not as_one.masks_MV[as_one.index_BT[0, 4], EOS]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "at", "named"),
+    [
+        # Six tokens of prompt, seven and an end of an action, two observed, then `[{x`: behind `{` stands `"name"`.
+        ("[{x", 18, "id {x} ('x'), sampled after '[{{' in action 1"),
+        ("[", 17, "id 2 ('<eos>'), sampled after '[' in action 1"),
+    ],
+)
+def test_a_sampled_token_that_the_grammar_forbids_is_named_where_it_stands(wrong: str, at: int, named: str) -> None:
+    made, texts = grammar(JSON), ("no call", wrong)
+    rollout = _trajectory(*texts)
+    found, ids = support(made, *([*ids_of(text), EOS] for text in texts))
+    # In the sequence of `support` one token of prompt, and nothing observed.
+    is_allowed = found.masks_MV[found.index_BT[0], ids[0]]
+    assert (~is_allowed).nonzero().flatten().tolist() == [at - 6 - 2 + 1]
+    group = make_group("g17", [_trajectory("no call", f"[{CALL}]"), rollout])
+    with pytest.raises(GrammarError) as error:
+        made.check([make_group("g16", group.rollouts[:1]), group])
+    assert str(error.value).startswith(f"group g17, rollout 1: token {at}, {named.format(x=VOCABULARY['x'])}: the gr")
+    assert "sampler sampler-0 draws under another one (environment.grammar), or with another token" in str(error.value)
+    # What is no rollout to learn from is none to stop for.
+    unscored = replace(rollout.reward, decision=Decision.ENV_ERROR, reward=None)
+    made.check([replace(group, rollouts=(group.rollouts[0], replace(rollout, reward=unscored)))])
+
+
+def test_a_sampled_token_that_the_vocabulary_does_not_have_is_named_too() -> None:
+    rollout = _trajectory("no call", "none")
+    ids = np.where(np.arange(len(rollout.token_ids)) == 6, 500, rollout.token_ids)
+    with pytest.raises(GrammarError, match=r"token 6, id 500 .*, sampled after '' in action 0"):
+        grammar(JSON).check([make_group("g1", [replace(rollout, token_ids=ids)])])
+
+
+def test_a_clipped_loss_of_a_token_that_is_forbidden_is_finite_so_that_nothing_else_would_tell() -> None:
+    recipe = PRESETS["grpo"].recipe
+    forbidden = torch.tensor([[0.0, -torch.inf]], dtype=torch.float64, requires_grad=True)
+    inputs = LossInputs(
+        policy_logprobs_BT=forbidden,
+        behavior_logprobs_BT=torch.tensor([[0.0, -1.0]]).double(),
+        advantage_BT=torch.ones(1, 2).double(),
+        mask_BT=torch.tensor([[False, True]]),
+        tokens_B=torch.ones(1),
+        problem_tokens_B=torch.ones(1),
+        age_BT=torch.zeros(1, 2, dtype=torch.int64),
+        regularized_B=torch.ones(1, dtype=torch.bool),
+    )
+    # min(0 A, clip(0) A) with A = 1 is 0.
+    assert policy_loss(recipe, inputs, denominator=1.0, kl_weight=0.0)[0].item() == 0.0
+
+
 def test_what_nobody_sampled_has_the_mask_of_all() -> None:
     found, _ = support(grammar(JSON), ids_of("[{"))
     assert found.index_BT[0, 0] == 0
@@ -158,7 +209,7 @@ def test_rows_of_several_sequences_and_logits_in_pieces_give_the_same_logprobs()
     model = new_model(vocabulary=VOCABULARY).double().eval()
     made, distribution = grammar(JSON), Distribution(temperature=0.7)
     texts = (f"[{CALL}]", "no call", "[{")
-    groups = [make_group("g", [_trajectory(text) for text in texts])]
+    groups = [make_group("g", [_trajectory(text, text, is_cut=True) for text in texts])]
     found: list[torch.Tensor] = []
     # Each sequence a row, prompts shared, one row for all; with logits of all positions, and of 5 at a time.
     ways: list[dict[str, Any]] = [{}, {"attention_cost": 0.0}]
@@ -188,16 +239,16 @@ def test_rows_of_several_sequences_and_logits_in_pieces_give_the_same_logprobs()
         assert (found[0] - other).abs().max() < 1e-9
 
 
-def _trajectory(text: str) -> Any:
-    """A prompt, the text as an action, two tokens that were observed, the text again."""
-    action, observed = ids_of(text), ids_of("=,")
-    rollout = make_rollout(ids_of("12+39="), [*action, *observed, *action], float(len(text)))
-    is_observed = np.repeat([False, False, True, False], [6, len(action), 2, len(action)])
-    mask = rollout.loss_mask & ~is_observed
+def _trajectory(first: str, second: str, *, is_cut: bool = False) -> Any:
+    """A prompt, a text as an action, two tokens that were observed, another text; `is_cut`: no action has an end."""
+    actions = [[*ids_of(text), *([] if is_cut else [EOS])] for text in (first, second)]
+    rollout = make_rollout(ids_of("12+39="), [*actions[0], *ids_of("=,"), *actions[1]], float(len(first)))
+    lengths = [6, len(actions[0]), 2, len(actions[1])]
+    mask = rollout.loss_mask & ~np.repeat([False, False, True, False], lengths)
     return replace(
         rollout,
         loss_mask=mask,
-        turn=np.repeat([0, 0, 0, 1], [6, len(action), 2, len(action)]).astype(np.int16),
+        turn=np.repeat([0, 0, 0, 1], lengths).astype(np.int16),
         behavior_logprobs=np.where(mask, -1.0, 0.0).astype(np.float32),
         version_branch=np.where(mask, 0, -1).astype(np.int32),
         version_step=np.where(mask, 0, -1).astype(np.int32),
@@ -227,7 +278,7 @@ def test_the_learners_engine_has_them_of_policy_and_reference(
         grammar=made,
     )
     batch = make_train_batch(
-        [make_group("g", [_trajectory(f"[{CALL}]"), _trajectory("no call")])],
+        [make_group("g", [_trajectory(text, text, is_cut=True) for text in (f"[{CALL}]", "no call")])],
         AdvantageMaker(recipe),
         vocab_size=len(VOCABULARY),
         microbatch_tokens=10**6,

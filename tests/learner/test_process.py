@@ -16,13 +16,13 @@ import torch
 from curator.wire import Client, RemoteError, Server
 from stream_grpo.config import Config
 from stream_grpo.config_file import parse
-from stream_grpo.errors import StallError
+from stream_grpo.errors import GrammarError, StallError
 from stream_grpo.learner.batching import Scored
 from stream_grpo.learner.process import LearnerProcess
 from stream_grpo.metrics import MetricsLog, MetricsReader
 from stream_grpo.transport.channels import LearnerChannel
 from stream_grpo.transport.codec import encode_group
-from stream_grpo.types import PolicyVersion
+from stream_grpo.types import PolicyVersion, RolloutGroup
 from stream_grpo.weights.manifest import TensorSpec
 from stream_grpo.weights.publisher import Publisher
 from stream_grpo.weights.subscriber import Subscriber
@@ -141,10 +141,12 @@ def configuration(tmp_path: Path, **sections: dict[str, Any]) -> Config:
     return parse(tree, "test")
 
 
-def learner(config: Config, channel: LearnerChannel, engine: FakeEngine, clock: Any = None) -> LearnerProcess:
+def learner(
+    config: Config, channel: LearnerChannel, engine: FakeEngine, clock: Any = None, grammar: Any = None
+) -> LearnerProcess:
     publisher = Publisher(config.run_dir / "weights", config.weights.keep_versions)
     metrics = MetricsLog(config.run_dir, "learner")
-    arguments = {} if clock is None else {"clock": clock}
+    arguments = {"grammar": grammar} if clock is None else {"grammar": grammar, "clock": clock}
     return LearnerProcess(config, engine, FakeStep(engine), channel, publisher, metrics, **arguments)  # type: ignore[arg-type]
 
 
@@ -258,3 +260,17 @@ def test_rollouts_with_a_token_that_is_too_old_are_reported_as_baseline_only(tmp
     assert heard == [young, young, young, old]
     steps = [line for line in MetricsReader(config.run_dir).new_lines() if line["event"] == "step"]
     assert [line["num_baseline_only"] for line in steps] == [0, 0, 0, 4]
+
+
+def test_groups_that_the_grammar_forbids_end_the_run_before_a_step_is_made_of_them(tmp_path: Path) -> None:
+    class Strict:
+        """As `Grammar`."""
+
+        def check(self, groups: Sequence[RolloutGroup]) -> None:
+            raise GrammarError(f"group {groups[0].group_id}")
+
+    engine, buffer = FakeEngine(), FakeBuffer()
+    with serving(buffer) as channel, pytest.raises(GrammarError, match="group"):
+        learner(configuration(tmp_path), channel, engine, grammar=Strict()).run(threading.Event())
+    assert engine.weight == 0.0
+    assert [kind for kind, _ in buffer.heard] == ["start", "lease"]
