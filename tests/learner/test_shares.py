@@ -89,7 +89,7 @@ def test_an_empty_microbatch_changes_neither_gradient_nor_metrics(random_groups:
     padded = shares(batch_padded(batch), 1)[0]
     for given_batch in (batch, padded):
         model = TableModel(VOCAB)
-        step = TrainStep(model, recipe, Learner(learning_rate=0.1, num_epochs=2), group_size=4, max_new_tokens=9)
+        step = TrainStep(model, recipe, Learner(learning_rate=0.1, num_epochs=2), max_new_tokens=9)
         metrics = step.run(given_batch)
         results.append((metrics | {"seconds": 0}, model.gradients, model.num_backward))
     (metrics, gradients, num_backward), (others, other_gradients, other_num) = results
