@@ -24,7 +24,7 @@ class Shares:
     learner_published: float = 0.0
     """Publishing and making checkpoints."""
     sampler_idle: Mapping[str, float]
-    """With nothing to sample, by what was waited for: policy, buffer, curator, rewards."""
+    """With nothing to sample, by what was waited for: policy, buffer, curator, rewards, environment."""
     sampler_stalled: float = 0.0
     """Taking up weights."""
     slots_taken: float = 1.0
@@ -36,7 +36,10 @@ _WAITED_FOR = {
     "buffer": "the permission to begin groups",
     "curator": "problems",
     "rewards": "scores",
+    "environment": "environments",
 }
+_OUTSIDE = {"curator": "the curator is", "rewards": "scoring is", "environment": "acting in environments is"}
+"""Neither sampler nor learner, as the bottleneck."""
 
 
 def bottleneck(shares: Shares, span_s: float = WINDOW_S) -> str:
@@ -48,9 +51,8 @@ def bottleneck(shares: Shares, span_s: float = WINDOW_S) -> str:
     idle_words = f"the samplers waited {idle:.0%} of {span} for {_WAITED_FOR[cause]}"
     if waited < LITTLE and idle < LITTLE:
         return f"nothing is held up: in {span} the learner waited {waited:.0%} and the samplers {idle:.0%}"
-    if idle >= LITTLE and cause in ("curator", "rewards"):
-        what = {"curator": "the curator is", "rewards": "scoring is"}[cause]
-        return f"{what} the bottleneck: {idle_words}, the learner {waited:.0%} for a batch"
+    if idle >= LITTLE and cause in _OUTSIDE:
+        return f"{_OUTSIDE[cause]} the bottleneck: {idle_words}, the learner {waited:.0%} for a batch"
     if cause == "buffer" and min(waited, idle) >= MUCH:
         return (
             f"the two sides wait for each other: the learner {waited:.0%} of {span} for a batch, the samplers "

@@ -15,6 +15,7 @@ from rich.console import Console
 from stream_grpo.pace.bottleneck import Shares, bottleneck
 from stream_grpo.pace.panel import clock, panel
 from stream_grpo.pace.watch import PaceWatch
+from stream_grpo.registry.status import STATUS
 
 BUSY = {"policy": 0.0, "buffer": 0.0, "curator": 0.0, "rewards": 0.0}
 
@@ -69,6 +70,13 @@ BUSY = {"policy": 0.0, "buffer": 0.0, "curator": 0.0, "rewards": 0.0}
 )
 def test_the_bottleneck_in_words(shares: Shares, sentence: str) -> None:
     assert bottleneck(shares) == sentence
+
+
+def test_there_are_words_for_all_that_a_sampler_may_wait_for() -> None:
+    causes = [figure.name.removeprefix("idle_s/") for figure in STATUS if figure.name.startswith("idle_s/")]
+    assert "environment" in causes
+    for cause in causes:
+        assert "the samplers waited 40% of" in bottleneck(Shares(sampler_idle={cause: 0.4}))
 
 
 share = st.floats(0, 1)
