@@ -295,6 +295,12 @@ class Pool:
             table = self._opened(name)
             return None if table is None else table.to_arrow()
 
+    def num_further_rows(self, name: str) -> int:
+        """Rows of such a table; 0 where it is not there."""
+        with _reading(self.path):
+            table = self._opened(name)
+            return 0 if table is None else int(table.count_rows())
+
     def _opened(self, name: str) -> Any | None:
         """A table of the folder; None where no write of it has come to its end, whatever one that was cut off left."""
         try:

@@ -43,11 +43,10 @@ class SavedState:
     ) -> None:
         """`folds`: what is kept; `depends_on`: what is known of the problems beforehand, as the estimator takes it."""
         self._pool, self._folds = pool, folds
-        earlier = pool.further_table(pool.named(EARLIER_TABLE))
         settings = {
             **{name: getattr(rules, name) for name in ("estimator", "rate_step", "domain_step", "unseen_rate", "keep")},
             "prior": asdict(Prior()),
-            "earlier_outcomes": 0 if earlier is None else earlier.num_rows,
+            "earlier_outcomes": pool.num_further_rows(pool.named(EARLIER_TABLE)),
             "earlier_steps": EARLIER_STEPS,
         }
         problems = snapshot.digest_of((pool.problem_ids, pool.domain_names), (pool.domain_numbers, *depends_on))
