@@ -789,10 +789,11 @@ def _critic_complaints(config: Config) -> Iterable[str]:
 def _rank_complaints(config: Config) -> Iterable[str]:
     learner, stream = config.learner, config.stream
     num_sequences = stream.groups_per_step * min(config.group_sizes) // learner.num_minibatches
+    smallest = "the smallest of curator.group_sizes" if config.curator.group_sizes else "sampler.group_size"
     if learner.num_ranks > num_sequences:
         yield (
             f"learner.num_ranks = {learner.num_ranks}: an optimizer update has {num_sequences} sequences "
-            f"(stream.groups_per_step x sampler.group_size / learner.num_minibatches), and more ranks would have none; "
+            f"(stream.groups_per_step x {smallest} / learner.num_minibatches), and more ranks would have none; "
             f"use at most {num_sequences}"
         )
     if learner.num_ranks > 1 and learner.num_gpus not in (0, 1):
