@@ -118,7 +118,7 @@ def groups_of_several_sizes_through_kills(root: Path) -> dict[str, Any]:
     return {
         "code": target.ended(),
         "findings": found.findings,
-        "sizes": sorted(set(made.values())),
+        "are_several": len(set(made.values())) > 1,
         "num_of_another_size": sum(chosen[name] != size for name, size in made.items() if name in chosen),
         "has_many": sum(name in chosen for name in made) > 20,
     }
