@@ -104,7 +104,8 @@ def batch_padded(batch: TrainBatch) -> TrainBatch:
         minibatches=tuple(
             type(m)(
                 microbatches=(*m.microbatches, empty_microbatch(0)), num_groups=m.num_groups,
-                num_rollouts=m.num_rollouts, num_problems=m.num_problems, num_sequences=m.num_sequences, num_tokens=m.num_tokens,
+                num_rollouts=m.num_rollouts, num_problems=m.num_problems, num_sequences=m.num_sequences,
+                num_tokens=m.num_tokens,
             )
             for m in batch.minibatches
         ),
