@@ -265,7 +265,7 @@ def test_a_log_that_is_gone_is_no_new_journal(tmp_path: Path, size: int) -> None
     assert (tmp_path / segment_name(1)).read_bytes() == before
 
 
-@pytest.mark.parametrize(("name", "version"), [(LOG_NAME, "5"), (segment_name(1), "2")])
+@pytest.mark.parametrize(("name", "version"), [(LOG_NAME, "6"), (segment_name(1), "2")])
 def test_another_schema_version_is_refused_naming_both(tmp_path: Path, name: str, version: str) -> None:
     write(tmp_path, [["g1"]])
     path = tmp_path / name
