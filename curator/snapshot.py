@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -28,6 +27,9 @@ from curator.errors import SnapshotError
 FORMAT = "curator.state 1"
 """Raised by one whenever what is folded, or how, changes."""
 _WRITING = ".writing"
+_LONGEST_LINE = 256
+"""Of the first two; what is no such file may have no lines at all."""
+_BLOCK = 4096
 
 
 class Fold(Protocol):
@@ -45,7 +47,11 @@ class Snapshot(NamedTuple):
     """As it was given to `write`."""
     plain: Mapping[str, Any]
     """Plain values of the folds by name."""
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: Mapping[str, tuple[str, tuple[int, ...]]]
+    """Types and shapes of their arrays, in the order of their bytes."""
+    path: Path
+    start: int
+    """Where these bytes begin in it."""
 
 
 def write(path: Path, header: Mapping[str, Any], folds: Mapping[str, Fold]) -> None:
@@ -73,33 +79,35 @@ def write(path: Path, header: Mapping[str, Any], folds: Mapping[str, Fold]) -> N
 def read(path: Path) -> Snapshot | None:
     """What `write` wrote; None where there is no file. Raises SnapshotError with the reason where it cannot be used."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            written, expected = (file.readline(_LONGEST_LINE).rstrip(b"\n") for _ in range(2))
+            if written != FORMAT.encode():
+                raise SnapshotError(f"its format is {written[:40]!r}, not {FORMAT!r}")
+            begin = file.tell()
+            if hashlib.file_digest(file, "sha256").hexdigest().encode() != expected:
+                raise SnapshotError(f"it is torn: its {file.tell() - begin} bytes do not have their checksum")
+            file.seek(begin)
+            header = json.loads(file.readline())
+            arrays = {name: (dtype, tuple(shape)) for name, dtype, shape in header["arrays"]}
+            return Snapshot(header["of"], header["plain"], arrays, path, file.tell())
     except FileNotFoundError:
         return None
     except OSError as error:
         raise SnapshotError(f"it cannot be read: {error}") from error
-    written, _, rest = data.partition(b"\n")
-    if written != FORMAT.encode():
-        raise SnapshotError(f"its format is {written[:40]!r}, not {FORMAT!r}")
-    expected, _, body = rest.partition(b"\n")
-    if hashlib.sha256(body).hexdigest().encode() != expected:
-        raise SnapshotError(f"it is torn: its {len(body)} bytes do not have their checksum")
-    head, _, _ = body.partition(b"\n")
-    header = json.loads(head)
-    arrays, start = {}, len(head) + 1
-    for name, dtype, shape in header["arrays"]:
-        arrays[name] = np.frombuffer(body, dtype, math.prod(shape), start).reshape(shape)
-        start += arrays[name].nbytes
-    return Snapshot(header["of"], header["plain"], arrays)
 
 
 def restore(snapshot: Snapshot, folds: Mapping[str, Fold]) -> None:
-    """Give folds the state of a snapshot. Raises SnapshotError, and changes nothing, where it is of other folds."""
+    """Give folds the state of a snapshot. Raises SnapshotError, and changes nothing, where it is of other folds.
+
+    The bytes are read into the arrays as they are: they are many, and none are kept.
+    """
     plain, arrays = _state(folds)
-    if snapshot.plain.keys() != plain.keys() or _shapes(snapshot.arrays) != _shapes(arrays):
+    if snapshot.plain.keys() != plain.keys() or snapshot.arrays != _shapes(arrays):
         raise SnapshotError("its arrays have other names or shapes")
-    for name, array in arrays.items():
-        array[...] = snapshot.arrays[name]
+    with snapshot.path.open("rb") as file:
+        file.seek(snapshot.start)
+        for name in snapshot.arrays:
+            file.readinto(_bytes_of(arrays[name]))
     for name, value in snapshot.plain.items():
         fold, attribute = name.split(".")
         of = type(getattr(folds[fold], attribute))
@@ -125,12 +133,14 @@ def _shapes(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[str, tuple[in
     return {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
 
 
-def digest_of(texts: Iterable[Iterable[str]], arrays: Iterable[NDArray[Any]]) -> str:
+def digest_of(texts: Iterable[Sequence[str]], arrays: Iterable[NDArray[Any]]) -> str:
     """A hash of lists of texts and of arrays."""
     digest = hashlib.sha256()
     for each in texts:
-        # What divides texts is in none of them as JSON.
-        digest.update(json.dumps(list(each), ensure_ascii=False).encode())
+        for start in range(0, len(each), _BLOCK):
+            # What divides texts is in none of them as JSON.
+            digest.update(json.dumps(each[start : start + _BLOCK], ensure_ascii=False).encode())
+        digest.update(b"\n")
     for array in arrays:
         digest.update(f"{array.dtype.str} {array.shape}".encode())
         digest.update(_bytes_of(array))

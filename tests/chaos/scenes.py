@@ -103,7 +103,7 @@ def groups_of_several_sizes_through_kills(root: Path) -> dict[str, Any]:
     kills = [Kill("sampler", after_steps=2), Kill("curator", "outcomes.flushed"), Kill("buffer", after_steps=1)]
     kills += [Kill("sampler", after_steps=1), Kill("learner", "learner.stepped"), Kill("all", after_steps=1)]
     driver.carry_out(kills * 2, forever())
-    driver.wait_for_steps(3)
+    driver.wait_for_steps(15)
     target.stop()
     driver.wait_for_end()
     found = audit(target.run_dir, [name for names in _acknowledged(target) for name in names])
@@ -120,7 +120,7 @@ def groups_of_several_sizes_through_kills(root: Path) -> dict[str, Any]:
         "findings": found.findings,
         "are_several": len(set(made.values())) > 1,
         "num_of_another_size": sum(chosen[name] != size for name, size in made.items() if name in chosen),
-        "has_many": sum(name in chosen for name in made) > 20,
+        "has_some": sum(name in chosen for name in made) > 5,
     }
 
 

@@ -80,5 +80,5 @@ def test_kills_of_a_run_with_further_uses_and_old_rollouts_lose_nothing(scenes: 
 
 @pytest.mark.slow
 def test_kills_of_a_run_with_groups_of_several_sizes_lose_nothing(scenes: dict[str, dict[str, Any]]) -> None:
-    found = {"code": 0, "findings": [], "are_several": True, "num_of_another_size": 0, "has_many": True}
+    found = {"code": 0, "findings": [], "are_several": True, "num_of_another_size": 0, "has_some": True}
     assert scenes["sizes"] == found
