@@ -10,6 +10,8 @@ class PolicyClock:
     fresh as can be, and what the old branch showed afterwards still counts as late. A fold over groups.
     """
 
+    folded = ("now", "_offsets")
+
     def __init__(self) -> None:
         self.now = 0.0
         """Time of the newest group."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from curator import earlier
 from curator.chooser import Chooser, Rules
-from curator.difficulty import NoSignalCause, SlidingRate, counts, expected_signal, no_signal_cause
+from curator.difficulty import NoSignalCause, SlidingRate, counts, no_signal_cause
 from curator.errors import PoolError, SequenceError
 from curator.estimators.belief import Belief
 from curator.pool import Pool
@@ -24,6 +24,7 @@ from curator.pool_features import features_of_pool
 from curator.quarantine import quarantined_ids
 from curator.schema import Outcome, Pick, Problem, outcomes_from_batch, outcomes_to_batch
 from curator.selection import draw_parts, draw_rng, mixture
+from curator.state import SavedState
 
 SOLVED_RATE, TOO_HARD_RATE = 0.95, 0.05
 MAX_ENDED_GROUPS = 4096
@@ -45,11 +46,17 @@ class Position(NamedTuple):
 class _Choice(NamedTuple):
     problem: int
     probability: float
+    group_size: int
     expected_signal: float
 
 
 class Curation:
     """Chooses problems and learns from outcomes. Not for several threads."""
+
+    folded = (
+        *("_next_sequence", "_requeued", "_fates", "_causes"),
+        *("_num_scored_groups", "_num_unknown", "_num_earlier"),
+    )
 
     def __init__(
         self,
@@ -63,7 +70,9 @@ class Curation:
         at_point: Callable[[str], None] = lambda name: None,
         **rules: Any,
     ) -> None:
-        """Become the pool's writer and rebuild the state from its outcomes. `rules` are the fields of `Rules`.
+        """Become the pool's writer and rebuild the state from its outcomes, or from the file of an earlier state and
+        those after it, see `state`. `rules` are the fields of `Rules`; `group_size` is that of every group, unless
+        these have several to choose from.
 
         `start_from` is the folder of another run, or a pool, whose outcomes are learned first; see `earlier`.
         Which groups are in flight is not part of that state: after a restart it is empty. `at_point` is told of
@@ -72,7 +81,6 @@ class Curation:
         Raises PoolError where outcomes are missing in the pool's table, or another process writes to it.
         """
         self._pool = pool
-        self._group_size = group_size
         self._flush_outcomes = flush_outcomes
         self._seed = seed
         self._at_point = at_point
@@ -88,17 +96,22 @@ class Curation:
         self._open: OrderedDict[str, _Choice] = OrderedDict()
         self._ended: OrderedDict[str, _Choice] = OrderedDict()
         self._requeued: dict[int, None] = {}
-        """Problems to be picked before any draw, oldest first."""
+        """Problems to be picked before any draw, by the outcomes, oldest first."""
+        self._first: dict[int, None] = {}
+        """Of these the ones that were not picked since, and may be."""
         self._pending: list[Outcome] = []
         self._next_sequence = 0
         self._fates: Counter[str] = Counter()
         self._causes: Counter[str] = Counter()
         self._num_scored_groups = 0
         self._num_unknown = 0
-        self._num_picks = 0
+        self._num_picks_of: Counter[int] = Counter()
+        """By the size of the group."""
         if start_from is not None:
             earlier.start_from(pool, start_from)
-        self._num_earlier = self._learn_earlier()
+        self._num_earlier = 0
+        folds = {"curation": self, **self._chooser.folds}
+        self._saved = SavedState(pool, folds, made, self._chooser.depends_on)
         self._rebuild()
 
     def _learn_earlier(self) -> int:
@@ -112,13 +125,17 @@ class Curation:
         return num
 
     def _rebuild(self) -> None:
-        for batch in self._pool.outcomes().to_batches(max_chunksize=4096):
+        if not self._saved.restore():
+            self._num_earlier = self._learn_earlier()
+        self._first = {index: None for index in self._requeued if index not in self._aside}
+        for batch in self._pool.outcomes(self._next_sequence).to_batches(max_chunksize=4096):
             for outcome in outcomes_from_batch(batch):
                 if outcome.sequence != self._next_sequence:
                     raise PoolError(
                         f"{self._pool.path}: outcome {outcome.sequence} where {self._next_sequence} is expected"
                     )
                 self._apply(outcome)
+        self._saved.save_if_due(self._next_sequence)
 
     @property
     def rate(self) -> SlidingRate:
@@ -141,7 +158,13 @@ class Curation:
         choices = [self._open.get(g) or self._ended[g] for g in group_ids]
         problems = self._pool.take([choice.problem for choice in choices])
         picks = [
-            Pick(group_id=g, problem=problem, probability=choice.probability, expected_signal=choice.expected_signal)
+            Pick(
+                group_id=g,
+                problem=problem,
+                probability=choice.probability,
+                expected_signal=choice.expected_signal,
+                group_size=choice.group_size,
+            )
             for g, problem, choice in zip(group_ids, problems, choices, strict=True)
         ]
         self._forget()
@@ -162,20 +185,23 @@ class Curation:
     def _choose(self, group_ids: list[str]) -> None:
         rng = draw_rng(self._seed, group_ids[0])
         left = list(reversed(group_ids))
-        while left and self._requeued:
-            index = next(iter(self._requeued))
-            del self._requeued[index]
-            self._open[left.pop()] = _Choice(index, 1.0, self._chooser.signal(index))
-            self._num_in_flight_P[index] += 1
+        while left and self._first:
+            index = next(iter(self._first))
+            del self._first[index]
+            self._pick(left.pop(), _Choice(index, 1.0, *self._chooser.next_group(index)))
         while left:
             odds = self._chooser.odds(self._num_in_flight_P, rng, self._among)
             q_C = mixture(odds.parts) * odds.share_drawn_from
             # When all that q allows are drawn, the next round has a q over what is then free.
             for place in draw_parts(odds.parts, len(left), rng).tolist():
                 index = int(odds.index_C[place])
-                self._open[left.pop()] = _Choice(index, float(q_C[place]), float(odds.signal_C[place]))
-                self._num_in_flight_P[index] += 1
-        self._num_picks += len(group_ids)
+                size, signal = int(odds.size_C[place]), float(odds.signal_C[place])
+                self._pick(left.pop(), _Choice(index, float(q_C[place]), size, signal))
+
+    def _pick(self, group_id: str, choice: _Choice) -> None:
+        self._open[group_id] = choice
+        self._num_in_flight_P[choice.problem] += 1
+        self._num_picks_of[choice.group_size] += 1
 
     def _forget(self) -> None:
         while len(self._open) > MAX_OPEN_GROUPS:
@@ -222,8 +248,11 @@ class Curation:
         if index is None:
             return
         self._requeued.pop(index, None)
-        if outcome.fate == "requeued" and index not in self._aside:
+        self._first.pop(index, None)
+        if outcome.fate == "requeued":
             self._requeued[index] = None
+            if index not in self._aside:
+                self._first[index] = None
 
     def _end(self, group_id: str) -> None:
         choice = self._open.pop(group_id, None)
@@ -241,6 +270,7 @@ class Curation:
             self._pool.append_outcomes(outcomes_to_batch(self._pending))
             self._at_point("outcomes.flushed")
             self._pending = []
+            self._saved.save_if_due(self._next_sequence)
         return self.position().durable_sequence
 
     def position(self) -> Position:
@@ -262,12 +292,14 @@ class Curation:
             "solved": int(np.count_nonzero(seen > SOLVED_RATE)),
             "useful": int(np.count_nonzero((seen >= TOO_HARD_RATE) & (seen <= SOLVED_RATE))),
             "too_hard": int(np.count_nonzero(seen < TOO_HARD_RATE)),
-            "picks": self._num_picks,
+            "picks": self._num_picks_of.total(),
+            "picks_by_size": {str(size): num for size, num in sorted(self._num_picks_of.items())},
             "in_flight": len(self._open),
-            "requeued": len(self._requeued),
+            "requeued": len(self._first),
             "next_sequence": self._next_sequence,
             "durable_sequence": self.position().durable_sequence,
             **self._chooser.standing(),
+            "state": self._saved.as_fields(),
             "quarantined": len(self._aside),
             "suspects": self.suspects()[:MAX_SUSPECTS_SHOWN],
             "fates": dict(self._fates),
@@ -281,8 +313,8 @@ class Curation:
 
     def _mean_expected_signal(self, seen: NDArray[np.float64], unseen_D: NDArray[np.int64]) -> float:
         """Over all problems; those never seen have the rate of their domain."""
-        of_seen = expected_signal(seen, self._group_size).sum()
-        of_unseen = unseen_D @ expected_signal(self.rate.domain_rate_D, self._group_size)
+        of_seen = self._chooser.signal_at(seen).sum()
+        of_unseen = unseen_D @ self._chooser.signal_at(self.rate.domain_rate_D)
         return float(of_seen + of_unseen) / len(self._num_in_flight_P)
 
     def suspects(self) -> list[str]:
@@ -294,9 +326,10 @@ class Curation:
         return [ids[suspect.problem] for suspect in self._chooser.suspects() if suspect.problem not in self._aside]
 
     def close(self) -> None:
-        """Flush, and let another process write to the pool."""
+        """Flush, save the state, and let another process write to the pool."""
         try:
             self.flush()
+            self._saved.save(self._next_sequence)
         finally:
             self._pool.close()
 

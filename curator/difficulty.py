@@ -46,6 +46,11 @@ class SlidingRate:
     A fold over outcomes: the same outcomes in the same order give the same state, bit for bit.
     """
 
+    folded = (
+        *("_own_rate_P", "domain_rate_D", "_num_groups_D", "num_groups_P"),
+        *("num_scored_P", "has_passed_P", "last_step_P", "num_clipped"),
+    )
+
     def __init__(
         self,
         domain_P: NDArray[np.int64],

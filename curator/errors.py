@@ -3,6 +3,7 @@
     CuratorError
     |-- PoolError       a pool, or a file to be imported into one, is refused
     |-- SequenceError   outcomes arrive with a gap: the sender asks for the position and sends from there
+    |-- SnapshotError   a file of the state cannot be used: all outcomes are folded instead
     `-- RowRefused      one row cannot become a problem; the import counts it
 
 Bad arguments of a pure function are a plain ValueError.
@@ -19,6 +20,10 @@ class PoolError(CuratorError):
 
 class SequenceError(CuratorError):
     """An outcome is missing before the first one that arrived."""
+
+
+class SnapshotError(CuratorError):
+    """A file of the state cannot be used. The message is the reason."""
 
 
 class RowRefused(CuratorError):

@@ -245,11 +245,24 @@ class Pool:
                     digest.update(len(data).to_bytes(8, "big") + data)
         return digest.hexdigest()
 
-    def outcomes(self) -> pa.Table:
-        """All outcomes in the order of their sequence numbers."""
+    def outcomes(self, first: int = 0) -> pa.Table:
+        """The outcomes from sequence number `first` on, in the order of these."""
         with _reading(self.path):
             self._outcome_table.checkout_latest()
-            return self._outcome_table.to_arrow().sort_by("sequence")
+            if first <= 0:
+                return self._outcome_table.to_arrow().sort_by("sequence")
+            return self._outcome_table.search().where(f"sequence >= {first}").to_arrow().sort_by("sequence")
+
+    def num_outcomes(self) -> int:
+        """Rows of the table of outcomes."""
+        with _reading(self.path):
+            self._outcome_table.checkout_latest()
+            return int(self._outcome_table.count_rows())
+
+    @property
+    def state_path(self) -> Path:
+        """File in the folder for what a curator has made of the outcomes, see `state`."""
+        return self.path / f"{self.named('curator')}.state"
 
     def of_run(self, name: str) -> Pool:
         """The same problems, in the same memory, with the outcomes of another run in a table of their own.
@@ -281,6 +294,12 @@ class Pool:
         with _reading(self.path):
             table = self._opened(name)
             return None if table is None else table.to_arrow()
+
+    def num_further_rows(self, name: str) -> int:
+        """Rows of such a table; 0 where it is not there."""
+        with _reading(self.path):
+            table = self._opened(name)
+            return 0 if table is None else int(table.count_rows())
 
     def _opened(self, name: str) -> Any | None:
         """A table of the folder; None where no write of it has come to its end, whatever one that was cut off left."""

@@ -114,6 +114,8 @@ class Pick:
     """Probability of this problem at this draw, so that weights can be corrected."""
     expected_signal: float
     """Predicted probability that the group's rewards differ."""
+    group_size: int = 0
+    """Rollouts of the group; 0: as many as whoever samples it gives every group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +170,9 @@ PICK_SCHEMA = pa.schema(
         *PROBLEM_SCHEMA,
         pa.field("probability", pa.float64(), nullable=False),
         pa.field("expected_signal", pa.float64(), nullable=False),
+        pa.field("group_size", pa.int32(), nullable=False),
     ],
-    metadata={"schema": "curator.pick", "schema_version": "1"},
+    metadata={"schema": "curator.pick", "schema_version": "2"},
 )
 
 OUTCOME_SCHEMA = pa.schema(
@@ -241,6 +244,7 @@ def picks_to_batch(picks: Iterable[Pick]) -> pa.RecordBatch:
             **problem_row(pick.problem),
             "probability": pick.probability,
             "expected_signal": pick.expected_signal,
+            "group_size": pick.group_size,
         }
         for pick in picks
     ]
@@ -255,6 +259,7 @@ def picks_from_batch(batch: pa.RecordBatch) -> list[Pick]:
             problem=problem_from_row(row),
             probability=row["probability"],
             expected_signal=row["expected_signal"],
+            group_size=row["group_size"],
         )
         for row in batch.to_pylist()
     ]

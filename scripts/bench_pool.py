@@ -4,7 +4,9 @@ pick     `next` of 64 groups, told their outcomes before the next: median and 99
 report   Outcomes taken in a second, written to the pool's table in batches of 512. Goal: 10,000.
 stats    The figures that a service makes every second.
 first    Pool and state from disk for the first time: the numbers of the texts are made, and kept.
-start    The same the next time, with the outcomes so far. Goal: under 10 s.
+start    The same the next time, with the file of the state after all outcomes so far. Goal: under 10 s.
+fold     And without that file: all outcomes are folded.
+save     Writing that file, which the service does not answer meanwhile; its bytes.
 memory   What the curator's state then adds to the process once the pool is loaded, over the problems. Goal: 300 bytes.
 """
 
@@ -42,6 +44,7 @@ def main() -> None:
     parser.add_argument("--picks", type=int, default=300, help="questions of 64 groups")
     parser.add_argument("--outcomes", type=int, default=50_000)
     parser.add_argument("--estimators", nargs="+", default=["sliding_rate", "item_response"])
+    parser.add_argument("--group-sizes", type=int, nargs="*", default=[], help="as curator.group_sizes")
     parser.add_argument("--text-numbers", type=int, default=32, help="as curator.text_numbers")
     parser.add_argument("--json", action="store_true", help="a last line with all figures")
     options = parser.parse_args()
@@ -69,7 +72,10 @@ def make_problems(num: int) -> Iterator[Problem]:
 
 def measure(path: Path, estimator: str, options: argparse.Namespace) -> dict[str, float]:
     """All figures of one estimator; what it is told stays in the pool."""
-    rules: dict[str, Any] = {"estimator": estimator, "choice": "worth", "text_numbers": options.text_numbers}
+    rules: dict[str, Any] = {
+        "estimator": estimator, "choice": "worth", "text_numbers": options.text_numbers,
+        "group_sizes": tuple(options.group_sizes),
+    }  # fmt: skip
     curation, first = started(path, rules)
     rng = np.random.default_rng(0)
     pick_ms, sequence = [], curation.position().next_sequence
@@ -87,10 +93,18 @@ def measure(path: Path, estimator: str, options: argparse.Namespace) -> dict[str
     report_s = time.perf_counter() - begun
     stats_ms = [milliseconds(curation.stats) for _ in range(5)]
     curation.close()
+    save_s = curation.stats()["state"]["write_s"]
     del curation
     gc.collect()
     curation, again = started(path, rules)
-    num_outcomes = curation.position().next_sequence
+    num_outcomes, num_restored = curation.position().next_sequence, curation.stats()["state"]["restored"]
+    curation.close()
+    del curation
+    gc.collect()
+    state_path = Pool.open(path).state_path
+    state_bytes = state_path.stat().st_size
+    state_path.unlink()
+    curation, folded = started(path, rules)
     curation.close()
     return {
         "pick_ms_median": round(float(np.median(pick_ms)), 2),
@@ -101,7 +115,11 @@ def measure(path: Path, estimator: str, options: argparse.Namespace) -> dict[str
         "first_start_s": round(first.start_s, 2),
         "start_s": round(again.start_s, 2),
         "of_which_pool_s": round(again.pool_s, 2),
+        "fold_s": round(folded.start_s, 2),
+        "save_s": round(save_s, 3),
+        "state_file_bytes": state_bytes,
         "outcomes_at_start": num_outcomes,
+        "of_which_restored": num_restored,
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import model_validator
 
+from stream_grpo.algo.choices import GROUP_BASELINES
 from stream_grpo.config_alarms import Alarms
 from stream_grpo.config_algo import Algo
 from stream_grpo.config_cluster import Cluster, cluster_complaints
@@ -70,6 +71,11 @@ class Config(Section):
         return self.model.max_prompt_tokens or self.model.max_length_tokens - response_tokens
 
     @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Rollouts that a group may have, ascending."""
+        return self.curator.group_sizes or (self.sampler.group_size,)
+
+    @property
     def run_dir(self) -> Path:
         """Folder of this run."""
         return self.run.root / self.run.name
@@ -82,6 +88,7 @@ def _complaints(config: Config) -> Iterable[str]:
     yield from _rewards_complaints(config)
     yield from buffer_complaints(config.buffer)
     yield from curator_complaints(config.curator)
+    yield from _group_size_complaints(config)
     yield from _control_complaints(config)
     yield from guard_complaints(config.evaluation)
     yield from cluster_complaints(
@@ -154,7 +161,7 @@ def _stream_complaints(config: Config) -> Iterable[str]:
     yield from _rank_complaints(config)
     yield from _critic_complaints(config)
     yield from lora_complaints(learner.lora, kl_reference=config.algo.kl_reference, has_critic=config.algo.has_critic)
-    num_sequences = stream.groups_per_step * config.sampler.group_size
+    num_sequences = stream.groups_per_step * max(config.group_sizes)
     if learner.zero_stage == 3 and config.algo.kl_reference in ("refreshed", "ema"):
         yield (
             f"algo.kl_reference = {config.algo.kl_reference} with learner.zero_stage = 3: the reference follows whole "
@@ -180,11 +187,12 @@ def _stream_complaints(config: Config) -> Iterable[str]:
 
 def _rank_complaints(config: Config) -> Iterable[str]:
     learner, stream = config.learner, config.stream
-    num_sequences = stream.groups_per_step * config.sampler.group_size // learner.num_minibatches
+    num_sequences = stream.groups_per_step * min(config.group_sizes) // learner.num_minibatches
+    smallest = "the smallest of curator.group_sizes" if config.curator.group_sizes else "sampler.group_size"
     if learner.num_ranks > num_sequences:
         yield (
             f"learner.num_ranks = {learner.num_ranks}: an optimizer update has {num_sequences} sequences "
-            f"(stream.groups_per_step x sampler.group_size / learner.num_minibatches), and more ranks would have none; "
+            f"(stream.groups_per_step x {smallest} / learner.num_minibatches), and more ranks would have none; "
             f"use at most {num_sequences}"
         )
     if learner.num_ranks > 1 and learner.num_gpus not in (0, 1):
@@ -227,6 +235,35 @@ def _rewards_complaints(config: Config) -> Iterable[str]:
                 f"the first, each for up to twice rewards.time_limit_s = {rewards.time_limit_s:g}; use more than "
                 f"{4 * rewards.time_limit_s:g}"
             )
+
+
+def _group_size_complaints(config: Config) -> Iterable[str]:
+    sizes, size = list(config.curator.group_sizes), config.sampler.group_size
+    if not sizes:
+        return
+    if sizes[0] < 2 or sorted(set(sizes)) != sizes or size not in sizes:
+        yield (
+            f"curator.group_sizes = {sizes}: expected whole numbers from 2 that ascend, sampler.group_size = {size} "
+            f"among them, as {sorted({*(each for each in sizes if each > 1), max(2, size)})}"
+        )
+    if sizes[-1] > config.sampler.max_num_seqs:
+        yield (
+            f"curator.group_sizes = {sizes}: a group must fit sampler.max_num_seqs = {config.sampler.max_num_seqs}; "
+            f"raise max_num_seqs, or leave the largest out"
+        )
+    if config.algo.baseline not in GROUP_BASELINES or config.algo.has_critic:
+        own = "advantage = gae" if config.algo.has_critic else f"baseline = {config.algo.baseline}"
+        yield (
+            f"curator.group_sizes = {sizes} with algo.{own}: what a rollout teaches does not depend on how many others "
+            f"its group has, and the smallest size would always pay best; use group_sizes = [], or a baseline of the "
+            f"group: {', '.join(sorted(GROUP_BASELINES))}"
+        )
+    if config.environment.branch_share > 0:
+        yield (
+            f"curator.group_sizes = {sizes} with environment.branch_share = {config.environment.branch_share:g}: the "
+            f"rollouts of a branching group share their beginning, and a larger one differs less than its pass rate "
+            f"says; use group_sizes = [], or branch_share = 0"
+        )
 
 
 def _control_complaints(config: Config) -> Iterable[str]:

@@ -39,6 +39,9 @@ class Curator(Section):
     """`signal`: by expected signal; `worth`: by it per expected token, with shares for domains and the unseen."""
     signal: Literal["mixed", "centered", "scaled"] = "mixed"
     """Value of a group: its rewards differ; their variance (advantages not scaled); their deviation (scaled ones)."""
+    group_sizes: tuple[int, ...] = ()
+    """Sizes out of which each group has the one that pays best per token; sampler.group_size, which is that of a group
+    of which nobody knows, is one of them. Empty: sampler.group_size is that of all."""
     rate_step: float = Field(0.3, gt=0, le=1)
     """Step size a of the sliding success rate p <- (1 - a) p + a mean(rewards)."""
     domain_step: float = Field(0.05, gt=0, le=1)

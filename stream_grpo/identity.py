@@ -105,7 +105,7 @@ WHERE_USED: Mapping[str, Mapping[str, Any]] = {
         "advantage": "reward",
         **dict.fromkeys(("gae_gamma", "gae_lambda", "gae_whiten", "value_clip", "critic_rate")),
     },
-    "curator": {"start_from": None},
+    "curator": {"start_from": None, "group_sizes": []},
     "learner": {"lora": Lora().model_dump(mode="json")},
     "environment": {"branch_share": 0.0, "branch_turns": None, "grammar": False},
 }

@@ -145,7 +145,6 @@ def learner_step(config: Config, engine: LearnerEngine, ranks: Ranks) -> TrainSt
         engine,
         config.algo,
         config.learner,
-        group_size=config.sampler.group_size,
         max_new_tokens=config.sampler.max_new_tokens,
         ranks=ranks,
         critic=engine.critic,

@@ -265,6 +265,8 @@ class Ticket:
     """Unix time by which the group must have been inserted."""
     problem_id: str = ""
     """The problem of the group, where an earlier owner has named it."""
+    group_size: int = 0
+    """Rollouts that the group is to have, where an earlier owner has said; 0: nobody has."""
     prefix: bytes = b""
     """The encoded group as far as an earlier owner has brought it, to be continued; empty: sampled from the start."""
 

@@ -132,6 +132,33 @@ def test_c52_an_unknown_section_is_refused() -> None:
     [
         ({"sampler": {"group_size": 1}}, "a group needs at least 2"),
         ({"curator": {"choice": "worth", "exploration": 0.6, "unseen_share": 0.5}}, "their sum is at most 1"),
+        (
+            {"curator": {"group_sizes": [8, 4]}},
+            r"group_sizes = \[8, 4\]: expected .* sampler.group_size = 8 among them, as \[4, 8\]",
+        ),
+        ({"curator": {"group_sizes": [4, 16]}}, r"sampler.group_size = 8 among them, as \[4, 8, 16\]"),
+        ({"curator": {"group_sizes": [1, 8]}}, r"from 2 that ascend, .* as \[8\]"),
+        (
+            {"curator": {"group_sizes": [8, 32]}, "sampler": {"max_num_seqs": 16}},
+            "must fit sampler.max_num_seqs = 16; raise max_num_seqs, or leave the largest out",
+        ),
+        (
+            {"curator": {"group_sizes": [4, 8]}, "algo": {"preset": "ppo"}},
+            r"group_sizes = \[4, 8\] with algo.advantage = gae: .* the smallest size would always pay best",
+        ),
+        (
+            {"curator": {"group_sizes": [4, 8]}, "environment": {"name": "e", "branch_share": 0.5}},
+            "with environment.branch_share = 0.5: the rollouts of a branching group share their beginning",
+        ),
+        (
+            # 4 groups of at least 4 in 2 updates.
+            {
+                "curator": {"group_sizes": [4, 8]},
+                "stream": {"groups_per_step": 4},
+                "learner": {"num_ranks": 9, "num_minibatches": 2},
+            },
+            "num_ranks = 9: an optimizer update has 8 sequences .* use at most 8",
+        ),
         ({"stream": {"groups_per_step": 6}, "learner": {"num_minibatches": 4}}, "4 does not divide .* = 6"),
         (
             # 4 x 4 sequences in 2 updates.

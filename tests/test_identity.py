@@ -97,7 +97,8 @@ def test_every_setting_is_in_the_record_or_named_as_one_that_is_not() -> None:
 def test_a_critic_and_an_earlier_run_are_in_the_record_where_there_is_one() -> None:
     critic = {"advantage", "gae_gamma", "gae_lambda", "gae_whiten", "value_clip", "critic_rate"}
     assert not critic & record()["algo"].keys()
-    assert "start_from" not in record()["curator"]
+    assert not {"start_from", "group_sizes"} & record()["curator"].keys()
+    assert record(config(curator={"group_sizes": [4, 8]}))["curator"]["group_sizes"] == [4, 8]
     assert critic <= record(config(algo={"preset": "ppo"}))["algo"].keys()
     assert record(config(curator={"start_from": "runs/a"}))["curator"]["start_from"] == "runs/a"
 

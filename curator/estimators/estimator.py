@@ -17,6 +17,10 @@ class Estimator(Protocol):
     several versions, their token-weighted mean. The present is the newest step seen.
     """
 
+    @property
+    def folded(self) -> tuple[str, ...]:
+        """Attributes that hold its state, see `snapshot`."""
+
     def observe(self, index: int, num_passed: float, num_scored: int, step: float) -> None:
         """Learn that `num_scored` rollouts of the policy at `step` have `num_passed` passes, or a sum of graded
         rewards between 0 and `num_scored`. An unscored rollout is in neither number; `num_scored` is at least 1."""

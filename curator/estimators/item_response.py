@@ -65,6 +65,8 @@ class Prior:
 class ItemResponse:
     """The model's state: a fold over observations, two numbers a problem and one small covariance."""
 
+    folded = ("_mean_F", "_covariance_FF", "_own_mean_P", "_own_variance_P", "_step_P", "_now")
+
     def __init__(self, features: Features, prior: Prior = Prior()) -> None:
         num_problems, num_domains = len(features.domain_P), features.num_domains
         num_numbers = features.number_PX.shape[1]

@@ -11,6 +11,8 @@ from curator.estimators.belief import Beta, Point
 class LastMean:
     """The mean reward of the newest group of each problem; `unseen_rate` before there is one."""
 
+    folded = ("_mean_P", "_step_P")
+
     def __init__(self, num_problems: int, *, unseen_rate: float = 0.5) -> None:
         """Raises ValueError for a rate outside [0, 1]."""
         if not 0 <= unseen_rate <= 1:
@@ -40,6 +42,8 @@ class DiscountedBeta:
     of a policy that stands still. Qu et al. 2025 (MoPPS, arXiv 2507.04632) discount by visits instead; a visit says
     nothing of how far the policy has moved since the last one.
     """
+
+    folded = ("_passed_P", "_failed_P", "_step_P", "_now")
 
     def __init__(self, num_problems: int, *, keep: float = 0.98, prior_a: float = 1.0, prior_b: float = 1.0) -> None:
         """Raises ValueError for `keep` outside (0, 1] or a prior that is not positive."""

@@ -105,7 +105,7 @@ class Source:
             issued_at_s=time.time(),
             deadline_s=np.inf,
         )
-        requests = make_requests(ticket, self._prompts.token_ids(pick.problem), self._config)
+        requests = make_requests(ticket, self._prompts.token_ids(pick.problem), self._config, pick.group_size)
         return GroupInProgress(ticket, pick.problem, requests, time.time())
 
     def _takes(self, group: RolloutGroup, lineage: Lineage, max_policy_age: int) -> bool:

@@ -117,9 +117,7 @@ class _Training:
     def __init__(self, config: Config, cell: Cell, engine: LearnerEngine, updater: Updater, source: Source) -> None:
         self._config, self._cell, self._engine, self._updater, self._source = config, cell, engine, updater, source
         sampler = config.sampler
-        self._train_step = TrainStep(
-            engine, config.algo, config.learner, group_size=sampler.group_size, max_new_tokens=sampler.max_new_tokens
-        )
+        self._train_step = TrainStep(engine, config.algo, config.learner, max_new_tokens=sampler.max_new_tokens)
         self._guard = Guard()
         self._delay: Delay[Published] = Delay(cell.lag)
         self._newest = self._publish(_first_probe(engine.vocab_size, config))

@@ -29,7 +29,7 @@ class BatchCounts(NamedTuple):
     num_problems: int
     """Problems with a trained token."""
     num_constant: int
-    """groups x group_size x max_new_tokens."""
+    """Rollouts of all groups x max_new_tokens: groups x group_size x max_new_tokens where all are of one size."""
 
 
 def denominator(aggregation: Aggregation, counts: BatchCounts) -> float:

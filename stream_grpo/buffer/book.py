@@ -256,6 +256,7 @@ class Book:
                     problem_id=held.problem_id,
                     sampler_id=held.sampler_id,
                     owner_epoch=facts.owner_epoch,
+                    num_rollouts=facts.num_rollouts,
                     # They count again when the group comes in again.
                     mixed_context_tokens=-facts.mixed_context_tokens,
                 )

@@ -86,11 +86,12 @@ class Intake:
         if incarnation == self._tickets.epoch_of(sampler_id):
             self.hello(sampler_id, now)
 
-    def name_problems(self, problems: Mapping[str, str], now: float) -> None:
-        """Note which problem was picked for each group in flight."""
+    def name_problems(self, problems: Mapping[str, str], now: float, sizes: Mapping[str, int] = {}) -> None:
+        """Note which problem was picked for each group in flight, and how many rollouts the group is to have."""
         for group_id, problem_id in problems.items():
             if self._tickets.get(group_id):
-                self._book.write(Transition(kind=Kind.PICKED, time_s=now, group_id=group_id, problem_id=problem_id))
+                row = Transition(kind=Kind.PICKED, time_s=now, group_id=group_id, problem_id=problem_id)
+                self._book.write(replace(row, num_rollouts=sizes.get(group_id, 0)))
 
     def partial(self, data: bytes, now: float) -> str:
         """Take what its owner has so far of a group in flight; why not, where it is not kept.

@@ -309,7 +309,7 @@ class BufferProcess:
         message = request.message
         sampler_id, version = text_of(message, "sampler_id"), version_in(message)
         num_wanted = count_of(message, "num_wanted")
-        self._intake.name_problems(texts_of(message, "problems"), now)
+        self._intake.name_problems(texts_of(message, "problems"), now, counts_of(message, "group_sizes"))
         if num_wanted == 0:
             self._answer(request, "tickets", {"tickets": [], "cause": ""})
             return

@@ -54,7 +54,7 @@ class InFlight:
 class TicketBook:
     """The tickets in flight and the next id. `lineage` must have seen the same transitions."""
 
-    folded = ("_in_flight", "_released", "_lost", "_problems", "_epochs", "_next_number")
+    folded = ("_in_flight", "_released", "_lost", "_problems", "_sizes", "_epochs", "_next_number")
 
     def __init__(self, lineage: Lineage, *, run_seed: int, sample_deadline_s: float) -> None:
         """No ticket yet."""
@@ -64,6 +64,8 @@ class TicketBook:
         self._lost: set[str] = set()
         """Of the released those whose owner was only not heard of, and may still be."""
         self._problems: dict[str, str] = {}
+        self._sizes: dict[str, int] = {}
+        """Rollouts that groups in flight are to have, as far as their samplers have said."""
         self._epochs: dict[str, int] = {}
         self._next_number = 1
 
@@ -72,7 +74,7 @@ class TicketBook:
         if row.kind is Kind.TICKETED:
             self._issue(row)
         elif row.kind in (Kind.PICKED, Kind.PARTIAL) and row.group_id in self._in_flight:
-            self._problems[row.group_id] = row.problem_id
+            self._name(row)
         elif row.kind is Kind.HELLO:
             self._epochs[row.sampler_id] = row.owner_epoch
             mine = [group_id for group_id, held in self._in_flight.items() if held.sampler_id == row.sampler_id]
@@ -82,13 +84,19 @@ class TicketBook:
             self._lost.add(row.group_id)
             self._release([row.group_id])
         elif row.kind is Kind.RESCORED:
-            self._problems[row.group_id] = row.problem_id
+            self._name(row)
             self._hold(row, request="")
             self._release([row.group_id])
         elif row.kind in IN_FLIGHT_ENDS:
             self._in_flight.pop(row.group_id, None)
             self._problems.pop(row.group_id, None)
+            self._sizes.pop(row.group_id, None)
             self._unrelease(row.group_id)
+
+    def _name(self, row: Transition) -> None:
+        self._problems[row.group_id] = row.problem_id
+        if row.num_rollouts:
+            self._sizes[row.group_id] = row.num_rollouts
 
     def _release(self, group_ids: Iterable[str]) -> None:
         # Oldest first, before those that were released earlier and nobody took.
@@ -107,6 +115,7 @@ class TicketBook:
             issued_at_s=row.time_s,
             deadline_s=row.time_s + self._sample_deadline_s,
             problem_id=self._problems.get(row.group_id, ""),
+            group_size=self._sizes.get(row.group_id, 0),
         )
         self._in_flight[row.group_id] = InFlight(
             ticket=ticket, sampler_id=row.sampler_id, version=row.version, request=request

@@ -8,7 +8,8 @@ columns hold, by kind:
     ticketed       weights of the sampler     id of the request it answers        sampler_id, owner_epoch; issued again:
                                                                                   dropped_tokens, lost_tokens,
                                                                                   mixed_context_tokens of those dropped
-    picked         -                          -                                   problem_id of a ticket
+    picked         -                          -                                   problem_id of a ticket; num_rollouts
+                                                                                  that its group is to have
     partial        learner when it came in    -                                   the record so far and num_tokens; it
                                                                                   replaces the one before
     lost           -                          -                                   sampler_id that was not heard of for
@@ -184,7 +185,7 @@ _COLUMNS: Mapping[str, pa.DataType] = {
 
 TRANSITION_SCHEMA = pa.schema(
     [pa.field(name, of_type, nullable=False) for name, of_type in {**_COLUMNS, "checksum": pa.uint32()}.items()],
-    metadata={"schema": "stream_grpo.transition", "schema_version": "5"},
+    metadata={"schema": "stream_grpo.transition", "schema_version": "6"},
 )
 
 _ROW = pa.struct(list(TRANSITION_SCHEMA))

@@ -29,6 +29,8 @@ def _group_size(config: Config) -> Iterable[Variant]:
         if other >= 2 and (size * per_step) % other == 0:
             groups = size * per_step // other
             settings = {"sampler.group_size": str(other), "stream.groups_per_step": str(groups)}
+            if config.curator.group_sizes:
+                settings["curator.group_sizes"] = "[]"
             yield f"group_size-{other}", settings
 
 

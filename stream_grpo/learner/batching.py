@@ -93,6 +93,8 @@ class Minibatch:
 
     microbatches: tuple[Microbatch, ...]
     num_groups: int
+    num_rollouts: int
+    """All rollouts of its groups, those that are not trained among them."""
     num_problems: int
     """Groups with at least one trained sequence."""
     num_sequences: int
@@ -164,6 +166,7 @@ def make_train_batch(
     if not groups or len(groups) < num_minibatches:
         raise ValueError(f"{len(groups)} groups for {num_minibatches} minibatches")
     trained = trainable(groups, advantage, vocab_size, is_trained)
+    sizes = [len(group.rollouts) for group in groups]
     num_valid = sum(rollout.valid for group in groups for rollout in group.rollouts)
     how: dict[str, Any] = {
         "microbatch_tokens": microbatch_tokens,
@@ -173,9 +176,12 @@ def make_train_batch(
         "packing": packing,
     }
     return TrainBatch(
-        minibatches=tuple(_minibatch(trained[i::num_minibatches], sampled_by, **how) for i in range(num_minibatches)),
+        minibatches=tuple(
+            _minibatch(trained[i::num_minibatches], sum(sizes[i::num_minibatches]), sampled_by, **how)
+            for i in range(num_minibatches)
+        ),
         num_groups=len(groups),
-        num_left_out=sum(len(group.rollouts) for group in groups) - num_valid,
+        num_left_out=sum(sizes) - num_valid,
         num_baseline_only=num_valid - sum(map(len, trained)),
         group_weights=tuple(sum(abs(row.advantage) for row in group) for group in trained),
     )
@@ -258,7 +264,10 @@ def _complaints(rollout: Rollout, vocab_size: int) -> Iterable[str]:
 
 
 def _minibatch(
-    trained: Sequence[Sequence[Trained]], sampled_by: Callable[[PolicyVersion], Sampled], **how: Any
+    trained: Sequence[Sequence[Trained]],
+    num_rollouts: int,
+    sampled_by: Callable[[PolicyVersion], Sampled],
+    **how: Any,
 ) -> Minibatch:
     rows = [row for group in trained for row in group]
     lengths = [len(row.rollout.token_ids) for row in rows]
@@ -267,6 +276,7 @@ def _minibatch(
             _microbatch(rows, pack, sampled_by) for pack in packs(lengths, lambda: list(map(_prompt, rows)), **how)
         ),
         num_groups=len(trained),
+        num_rollouts=num_rollouts,
         num_problems=sum(bool(group) for group in trained),
         num_sequences=len(rows),
         num_tokens=sum(row.rollout.num_target_tokens for row in rows),

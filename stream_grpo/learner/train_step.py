@@ -52,7 +52,6 @@ class TrainStep:
         recipe: Recipe,
         learner: Learner,
         *,
-        group_size: int,
         max_new_tokens: int,
         ranks: Ranks = ALONE,
         critic: ValueModel | None = None,
@@ -61,7 +60,7 @@ class TrainStep:
         if recipe.has_critic != (critic is not None):
             raise ValueError(f"advantage = {recipe.advantage}: {'a' if recipe.has_critic else 'no'} critic is expected")
         self._model, self._recipe, self._learner, self._ranks = model, recipe, learner, ranks
-        self._group_size, self._max_new_tokens = group_size, max_new_tokens
+        self._max_new_tokens = max_new_tokens
         self._critic = None if critic is None else CriticStep(critic, recipe)
         self.advantages = AdvantageMaker(recipe)
         """What makes the advantages of a batch."""
@@ -201,7 +200,7 @@ class TrainStep:
 
     def _gradient(self, minibatch: Minibatch, facts: FirstPass) -> tuple[float, float, Statistics]:
         """Forward and backward of every microbatch: (loss, mean entropy, statistics) of the whole minibatch."""
-        num_constant = minibatch.num_groups * self._group_size * self._max_new_tokens
+        num_constant = minibatch.num_rollouts * self._max_new_tokens
         counts = BatchCounts(minibatch.num_tokens, minibatch.num_sequences, minibatch.num_problems, num_constant)
         divisor = denominator(self._recipe.aggregation, counts)
         loss_sum, entropy_sum, num_impossible = 0.0, 0.0, 0

@@ -57,6 +57,11 @@ def calibrate(run: Path) -> Calibration:
 
 def _calibrate(run: Path) -> Calibration:
     config = load_run(run.resolve())
+    if config.curator.group_sizes:
+        raise ConfigError(
+            f"{run}: its groups are of several sizes (curator.group_sizes), which the model leaves out; calibrate from "
+            "a run whose groups are of one"
+        )
     lines = list(MetricsReader(run).new_lines())
     defaults: list[str] = []
     world = World(

@@ -82,6 +82,7 @@ def settings_of(config: Config) -> Settings:
     """The settings of a configuration. Raises ConfigError for those that the model leaves out."""
     stream, sampler = config.stream, config.sampler
     for name, is_known, known in (
+        ("curator.group_sizes", not config.curator.group_sizes, "[]"),
         ("weights.on_update", config.weights.on_update == "keep", "keep"),
         ("stream.max_uses", stream.max_uses == 1, "1"),
         ("stream.selector", stream.selector == "fewest_steps_left", "fewest_steps_left"),

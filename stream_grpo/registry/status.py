@@ -197,12 +197,16 @@ CURATOR = figures(
     useful | problems | seen, in between
     too_hard | problems | seen, with a success rate too low
     picks | picks | so far
+    picks_by_size/* | picks | of groups of so many rollouts
     in_flight | picks | without an outcome yet
     requeued | problems | to be picked first
     next_sequence | outcomes | so far
     durable_sequence | outcomes | on disk
     retired_solved | problems | not picked any more: solved
     retired_hopeless | problems | not picked any more: too hard
+    state/restored | outcomes | in the file of the state that the curator began with; 0 where it folded all of them
+    state/saved | outcomes | in the newest file of the state
+    state/write_s | s | that writing it took
     quarantined | problems | put aside, never picked
     suspects | | ids of problems that fail although all that is like them passes
     fates/* | groups | by how the buffer took them

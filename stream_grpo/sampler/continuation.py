@@ -21,7 +21,8 @@ def continued_group(ticket: Ticket, problem: Problem, prefix: RolloutGroup, conf
     """
     ticket = replace(ticket, step=prefix.ticket_step, prefix=b"")
     first = prefix.rollouts[0]
-    requests = make_requests(ticket, first.token_ids[: first.num_prompt_tokens].tolist(), config)
+    prompt_ids = first.token_ids[: first.num_prompt_tokens].tolist()
+    requests = make_requests(ticket, prompt_ids, config, len(prefix.rollouts))
     rollouts = dict(zip((request.request_id for request in requests), prefix.rollouts, strict=True))
     generations = {name: generation_of(name, rollout) for name, rollout in rollouts.items()}
     # One without a token has not begun: it goes by its own seed.

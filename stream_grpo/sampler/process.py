@@ -98,7 +98,9 @@ class SamplerProcess:
         # Of those in progress the ones that came with all their tokens, to be scored again.
         self._only_scored: set[str] = set()
         self._finished: deque[RolloutGroup] = deque()
+        # Of groups begun since the buffer was last asked: their problems, and how many rollouts they are to have.
         self._newly_bound: dict[str, str] = {}
+        self._new_sizes: dict[str, int] = {}
         # Since when something outside is waited for, by name.
         self._waits: dict[str, float] = {}
         self._seconds = Seconds(timer)
@@ -245,18 +247,18 @@ class SamplerProcess:
             return  # it has the engine to itself, between two steps
         if self._buffer.waits_for_tickets or not self._buffer.has_credit:
             return
-        self._buffer.ask_tickets(version, num_wanted, self._newly_bound)
-        self._newly_bound = {}
+        self._buffer.ask_tickets(version, num_wanted, self._newly_bound, self._new_sizes)
+        self._newly_bound, self._new_sizes = {}, {}
 
     def _num_wanted(self) -> int:
-        """Groups that fit the free slots, and a few ahead.
+        """Groups that fit the free slots, and a few ahead, were all of the largest size there is.
 
         Tickets without a problem yet count as running. So do groups that are only scored: a buffer full of them would
         come at once, and their scores after their deadlines.
         """
         if self._config.stream.max_policy_age == 0:
             return 0 if self._tickets or self._groups else _WHOLE_BLOCK
-        group_size = self._config.sampler.group_size
+        group_size = max(self._config.group_sizes)
         num_taken = self._engine.num_unfinished + group_size * (len(self._tickets) + len(self._only_scored))
         return (self._engine.num_slots - num_taken) // group_size + _NUM_AHEAD
 
@@ -294,43 +296,49 @@ class SamplerProcess:
         with self._seconds.idle("curator" if is_idle else ""):
             answers = self._questions.answers(_IDLE_WAIT_S if is_idle else 0.0)
         self._watch("the curator to choose problems", self._questions.is_open and not answers)
-        for ticket, problem in answers:
+        for ticket, problem, asked_size in answers:
             # The ticket may have ended since, or been issued again.
             if self._tickets.get(ticket.group_id) is ticket:
                 del self._tickets[ticket.group_id]
+                size = self._size(asked_size)
                 if problem is None:
-                    self._refuse(ticket, unknown_problem(ticket.problem_id), "the problem has left the curator's pool")
+                    reason = "the problem has left the curator's pool"
+                    self._refuse(ticket, unknown_problem(ticket.problem_id), reason, size)
                 elif ticket.prefix:
-                    self._continue_group(ticket, problem)
+                    self._continue_group(ticket, problem, size)
                 else:
-                    self._start_group(ticket, problem)
+                    self._start_group(ticket, problem, size)
 
-    def _start_group(self, ticket: Ticket, problem: Problem) -> None:
-        self._newly_bound[ticket.group_id] = problem.problem_id
+    def _size(self, asked: int) -> int:
+        """Rollouts of a group: as asked, where the configuration that it is to carry has that size."""
+        return asked if asked in self._config.group_sizes else self._config.sampler.group_size
+
+    def _start_group(self, ticket: Ticket, problem: Problem, size: int) -> None:
+        self._newly_bound[ticket.group_id], self._new_sizes[ticket.group_id] = problem.problem_id, size
         try:
-            requests = make_requests(ticket, self._prompts.token_ids(problem), self._config)
+            requests = make_requests(ticket, self._prompts.token_ids(problem), self._config, size)
             if self._trajectories is not None:
                 num_before = num_trunk_actions(ticket.seed, self._config.environment)
                 requests = with_episodes(requests, ticket, problem, num_before)
         except PromptRefused as error:
-            self._refuse(ticket, problem, str(error))
+            self._refuse(ticket, problem, str(error), size)
             return
         self._begin(GroupInProgress(ticket, problem, requests, self._clock()))
 
-    def _refuse(self, ticket: Ticket, problem: Problem, reason: str) -> None:
+    def _refuse(self, ticket: Ticket, problem: Problem, reason: str, size: int) -> None:
         self._num_refused += 1
-        self._finish(refused_group(ticket, problem, reason, self._config, self._clock()))
+        self._finish(refused_group(ticket, problem, reason, self._config, self._clock(), size))
 
-    def _continue_group(self, ticket: Ticket, problem: Problem) -> None:
+    def _continue_group(self, ticket: Ticket, problem: Problem, size: int) -> None:
         """Go on with a group that an earlier owner of its ticket has begun."""
         prefix = decode_group(ticket.prefix)
         has_begun = any(rollout.end_reason is EndReason.PARTIAL for rollout in prefix.rollouts)
         is_mixed = len({*prefix.versions(), self._updater.version}) > 1
         if has_begun and is_mixed and self._config.weights.on_update != "keep":
-            self._start_group(ticket, problem)  # no group gets tokens of two versions
+            self._start_group(ticket, problem, size)  # no group gets tokens of two versions
             return
         if self._trajectories is not None:
-            self._start_group(ticket, problem)  # a record does not hold what an environment said
+            self._start_group(ticket, problem, size)  # a record does not hold what an environment said
             return
         group = continued_group(ticket, problem, prefix, self._config)
         self._num_continued += 1
@@ -382,7 +390,7 @@ class SamplerProcess:
         self._seconds.given_out(group.ticket.group_id)
         problem, text = scored(group.problem, generation, self._prompts.decode)
         task_id = task_id_of(group.ticket, generation.request_id, group.attempt)
-        place = Place(scored_as(group.ticket, group.attempt), self._config.sampler.group_size)
+        place = Place(scored_as(group.ticket, group.attempt), group.size)
         num_tokens = generation.num_action_tokens
         self._scoring.submit(
             task_id, problem, text, generation.end_reason, place, num_tokens=num_tokens, may_be_trained=True

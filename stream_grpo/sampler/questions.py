@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from curator.client import Curator, Found, Picked, Refused
 from curator.schema import Problem
 from curator.wire import RemoteError
 from stream_grpo.types import Ticket
+
+
+class Answered(NamedTuple):
+    """What the curator says to a ticket."""
+
+    ticket: Ticket
+    problem: Problem | None
+    """None: it has left the pool since an earlier owner of the ticket began with it."""
+    group_size: int
+    """Rollouts of the group; 0 where nobody has said."""
 
 
 class Questions:
@@ -34,24 +45,23 @@ class Questions:
         if begun and self._curator.has_credit:
             self._asked[self._curator.post_get(sorted({ticket.problem_id for ticket in begun}))] = begun
 
-    def answers(self, timeout_s: float = 0.0) -> list[tuple[Ticket, Problem | None]]:
+    def answers(self, timeout_s: float = 0.0) -> list[Answered]:
         """What was answered, waiting up to `timeout_s` for the first: each answer in the order of its group ids.
-
-        None stands for a problem that has left the pool since an earlier owner of the ticket began with it.
 
         Raises RemoteError where the curator refuses.
         """
-        return [pair for answer in self._curator.poll(timeout_s) for pair in self._pairs(answer)]
+        return [each for answer in self._curator.poll(timeout_s) for each in self._answered(answer)]
 
-    def _pairs(self, answer: object) -> Iterator[tuple[Ticket, Problem | None]]:
+    def _answered(self, answer: object) -> Iterator[Answered]:
         if isinstance(answer, Refused):
             raise RemoteError(f"curator: {answer.reason}")
         if not isinstance(answer, Picked | Found):
             return
         asked = sorted(self._asked.pop(answer.id, []), key=lambda ticket: ticket.group_id)
         if isinstance(answer, Picked):
-            picked = {pick.group_id: pick.problem for pick in answer.picks}
-            yield from ((ticket, picked[ticket.group_id]) for ticket in asked)
+            picked = {pick.group_id: pick for pick in answer.picks}
+            picks = [(ticket, picked[ticket.group_id]) for ticket in asked]
+            yield from (Answered(ticket, pick.problem, pick.group_size) for ticket, pick in picks)
         else:
             found = {problem.problem_id: problem for problem in answer.problems}
-            yield from ((ticket, found.get(ticket.problem_id)) for ticket in asked)
+            yield from (Answered(ticket, found.get(ticket.problem_id), ticket.group_size) for ticket in asked)

@@ -55,7 +55,7 @@ def config_hash(config: Config, tokenizer_fingerprint: str, rewards_version: str
         "top_k": sampler.top_k,
         "min_p": sampler.min_p,
         "max_new_tokens": sampler.max_new_tokens,
-        "group_size": sampler.group_size,
+        "group_size": list(config.curator.group_sizes) or sampler.group_size,
         "prompt_format": config.model.prompt_format,
         "max_length_tokens": config.model.max_length_tokens,
         "tokenizer": tokenizer_fingerprint,
@@ -73,8 +73,13 @@ def _short_hash(meaning: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def make_requests(ticket: Ticket, prompt_ids: Sequence[int], config: Config) -> tuple[GenerationRequest, ...]:
-    """The `group_size` requests of a group; request `i` has id `<group id>/<i>` and a seed of its own."""
+def make_requests(
+    ticket: Ticket, prompt_ids: Sequence[int], config: Config, group_size: int = 0
+) -> tuple[GenerationRequest, ...]:
+    """The requests of a group; request `i` has id `<group id>/<i>` and a seed of its own.
+
+    `group_size`: how many; 0: as many as `sampler.group_size` says.
+    """
     return tuple(
         GenerationRequest(
             request_id=f"{ticket.group_id}/{i}",
@@ -82,7 +87,7 @@ def make_requests(ticket: Ticket, prompt_ids: Sequence[int], config: Config) -> 
             seed=rollout_seed(ticket.seed, i),
             max_new_tokens=config.sampler.max_new_tokens,
         )
-        for i in range(config.sampler.group_size)
+        for i in range(group_size or config.sampler.group_size)
     )
 
 
@@ -235,6 +240,11 @@ class GroupInProgress:
         return GroupInProgress(self.ticket, self.problem, requests, self._dispatched_at_s, attempt=self.attempt + 1)
 
     @property
+    def size(self) -> int:
+        """Rollouts that it is to have."""
+        return len(self._requests)
+
+    @property
     def is_complete(self) -> bool:
         """Whether every request has its rollout: generation and reward."""
         return len(self._rollouts) == len(self._requests)
@@ -318,12 +328,14 @@ def unknown_problem(problem_id: str) -> Problem:
     return Problem(problem_id=problem_id, prompt="", answer="", verifier="")
 
 
-def refused_group(ticket: Ticket, problem: Problem, reason: str, config: Config, now_s: float) -> GroupInProgress:
+def refused_group(
+    ticket: Ticket, problem: Problem, reason: str, config: Config, now_s: float, group_size: int = 0
+) -> GroupInProgress:
     """A complete group for a problem that cannot be sampled: no tokens, no rewards, and the reason as evidence.
 
     It travels like any other, so that the ticket is given back and the curator learns that the problem is unusable.
     """
-    group = GroupInProgress(ticket, problem, make_requests(ticket, (), config), now_s)
+    group = GroupInProgress(ticket, problem, make_requests(ticket, (), config, group_size), now_s)
     reward = RewardResult(
         decision=Decision.ENV_ERROR, reward=None, verifier=problem.verifier, verifier_version="", evidence=reason
     )

@@ -7,7 +7,8 @@ no caller is ever blocked without a cause. An insert alone is held for as long a
     asked by   message      fields                                         answer
     sampler    hello        sampler_id                                     welcome   epoch
     sampler    goodbye      sampler_id, incarnation                        noted
-    sampler    tickets      sampler_id, version, num_wanted, problems      tickets   [ticket...], cause; body: prefixes
+    sampler    tickets      sampler_id, version, num_wanted, problems,     tickets   [ticket...], cause; body: prefixes
+                            group_sizes (both by group)
     sampler    heartbeat    sampler_id, incarnation, tokens (by group)     noted
     sampler    partial      body: one encoded group, as far as it is       noted     is_kept, reason
     sampler    insert       body: one encoded group                        taken     fate, reason
@@ -122,17 +123,21 @@ class SamplerChannel:
         """Whether one more message may be sent."""
         return self._client.has_credit
 
-    def ask_tickets(self, version: PolicyVersion, num_wanted: int, problems: Mapping[str, str]) -> None:
+    def ask_tickets(
+        self, version: PolicyVersion, num_wanted: int, problems: Mapping[str, str], group_sizes: Mapping[str, int] = {}
+    ) -> None:
         """Ask for up to `num_wanted` tickets for the weights this sampler has applied.
 
-        `problems`: the problem of each group picked since the last call, so that the buffer can name it. With 0 wanted
-        that is all the message is for, and it is answered at once.
+        `problems`, `group_sizes`: the problem of each group picked since the last call, and how many rollouts it is to
+        have, so that the buffer can tell whoever goes on with it. With 0 wanted that is all the message is for, and it
+        is answered at once.
         """
         fields = {
             "sampler_id": self._sampler_id,
             "version": list(version),
             "num_wanted": num_wanted,
             "problems": dict(problems),
+            "group_sizes": dict(group_sizes),
         }
         self._tickets_asked = self._client.post("tickets", fields)
 

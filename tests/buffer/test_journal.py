@@ -265,7 +265,7 @@ def test_a_log_that_is_gone_is_no_new_journal(tmp_path: Path, size: int) -> None
     assert (tmp_path / segment_name(1)).read_bytes() == before
 
 
-@pytest.mark.parametrize(("name", "version"), [(LOG_NAME, "5"), (segment_name(1), "2")])
+@pytest.mark.parametrize(("name", "version"), [(LOG_NAME, "6"), (segment_name(1), "2")])
 def test_another_schema_version_is_refused_naming_both(tmp_path: Path, name: str, version: str) -> None:
     write(tmp_path, [["g1"]])
     path = tmp_path / name
@@ -580,7 +580,7 @@ def test_a_log_without_the_snapshot_it_should_begin_with_is_an_error(tmp_path: P
 def test_the_log_of_an_earlier_schema_is_refused_naming_both(tmp_path: Path) -> None:
     metadata = {"schema": "stream_grpo.transition", "schema_version": "3"}
     (tmp_path / SINGLE_LOG_NAME).write_bytes(TRANSITION_SCHEMA.with_metadata(metadata).serialize().to_pybytes())
-    with pytest.raises(JournalError, match=r"transitions.arrow: written as .* version 3 .*, this program reads .* 5"):
+    with pytest.raises(JournalError, match=r"transitions.arrow: written as .* version 3 .*, this program reads .* 6"):
         open_journal(tmp_path)
 
 

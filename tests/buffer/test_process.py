@@ -227,7 +227,7 @@ def test_tickets_are_held_back_and_then_refused_with_a_cause(run: Callable[..., 
     sampler, client = running.sampler(), running.client()
     tickets = tickets_for(sampler, 9)
     assert len(tickets) == 6
-    fields = {"sampler_id": "s1", "version": [0, 0], "num_wanted": 1, "problems": {}}
+    fields = {"sampler_id": "s1", "version": [0, 0], "num_wanted": 1, "problems": {}, "group_sizes": {}}
     began = time.monotonic()
     answer = client.call("tickets", fields)
     assert 0.4 < time.monotonic() - began < 5
@@ -310,7 +310,7 @@ def test_a_full_disk_holds_groups_until_there_is_room_and_says_so(
     running.process._disk.free_bytes = lambda: 1 << 20
     eventually(lambda: bool(caplog.records))
     sampler.insert(group_for(tickets[2], V0))
-    fields = {"sampler_id": "s1", "version": [0, 0], "num_wanted": 1, "problems": {}}
+    fields = {"sampler_id": "s1", "version": [0, 0], "num_wanted": 1, "problems": {}, "group_sizes": {}}
     assert "disk is full" in running.client().call("tickets", fields).fields["cause"]
     # What was acknowledged is trained all the same, and rubbish is refused once it is looked at.
     assert train(learner, learner.lease(V0, 2), V0)["groups"]["trained"] == 2

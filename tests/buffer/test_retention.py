@@ -178,7 +178,7 @@ def test_at_its_bound_the_journal_asks_for_checkpoints_and_then_holds_groups(
     # First not, then at each step until there is one.
     assert wanted == sorted(wanted)
     assert set(wanted) == {False, True}
-    fields = {"sampler_id": "s1", "version": [0, step], "num_wanted": 1, "problems": {}}
+    fields = {"sampler_id": "s1", "version": [0, step], "num_wanted": 1, "problems": {}, "group_sizes": {}}
     cause = client.call("tickets", fields).fields["cause"]
     assert "of buffer.max_bytes = 0 MiB" in cause
     assert "before the oldest kept checkpoint contains its groups" in cause

@@ -36,7 +36,8 @@ class WithCheckpoints(Simulation):
         super().turn()
         if self.running:
             ticket = self.running[-1][1]
-            self.buffer.intake.name_problems({ticket.group_id: f"problem-{ticket.seed % 7}"}, self.now)
+            sizes = {ticket.group_id: 2 + ticket.seed % 3}
+            self.buffer.intake.name_problems({ticket.group_id: f"problem-{ticket.seed % 7}"}, self.now, sizes)
         oldest = PolicyVersion(self.learner.branch, self.learner.step - 3)
         if self.rng.random() < 0.2 and oldest.step >= self._oldest_step():
             self.buffer.leases.checkpointed(oldest, self.now)

@@ -200,6 +200,21 @@ def test_a_group_nobody_had_a_ticket_for_is_refused() -> None:
     assert answer.reason == "unknown: no ticket has this group id"
 
 
+def test_a_ticket_that_is_issued_again_says_how_many_rollouts_its_group_is_to_have() -> None:
+    buffer = started()
+    named, unnamed, done = (ticket.group_id for ticket in buffer.issue(V0, 3, "s0", now=0.0))
+    buffer.intake.name_problems({named: "add/1+1", unnamed: "add/2+2", done: "add/3+3"}, 1.0, {named: 5, done: 4})
+    buffer.insert(group_for(buffer.book.tickets.get(done).ticket, V0))  # type: ignore[union-attr]
+    buffer = buffer.restarted(now=0.0)
+    buffer.intake.hello("s0", 2.0)
+    again = {ticket.group_id: ticket for ticket in buffer.issue(V0, 3, "s1", now=3.0)}
+    assert [(again[name].problem_id, again[name].group_size) for name in (named, unnamed)] == [
+        ("add/1+1", 5), ("add/2+2", 0)
+    ]  # fmt: skip
+    # One that has ended is forgotten.
+    assert buffer.book.tickets._sizes == {named: 5}
+
+
 def test_a_ticket_past_its_deadline_ends_as_stale_with_its_problem_named() -> None:
     buffer = started()
     tickets = buffer.issue(V0, 2, "s3", now=0.0)

@@ -6,8 +6,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -89,10 +92,52 @@ def further_uses_and_old_rollouts_through_kills(root: Path) -> dict[str, Any]:
     return {"code": target.ended(), "findings": found.findings, "was_reused": found.reused["uses"] > 0}
 
 
+def groups_of_several_sizes_through_kills(root: Path) -> dict[str, Any]:
+    """The curator chooses among three sizes; whoever goes on with a group makes it as large as it was to be."""
+    sections = {
+        "curator": {"group_sizes": [2, 3, 5], "estimator": "last_mean", "exploration": 0.5, "flush_outcomes": 4}
+    }
+    target = FakeTarget(configuration(root, num_steps=10**6, seed=3, **sections))
+    driver = Driver(target, 0, lambda line: None)
+    driver.begin()
+    kills = [Kill("sampler", after_steps=2), Kill("curator", "outcomes.flushed"), Kill("buffer", after_steps=1)]
+    kills += [Kill("sampler", after_steps=1), Kill("learner", "learner.stepped"), Kill("all", after_steps=1)]
+    driver.carry_out(kills * 2, forever())
+    driver.wait_for_steps(15)
+    target.stop()
+    driver.wait_for_end()
+    found = audit(target.run_dir, [name for names in _acknowledged(target) for name in names])
+    rows = [
+        row
+        for path in sorted((target.run_dir / "journal").glob("transitions-*.arrow"))
+        for row in decoded(path)
+        if row["kind"] in ("picked", "accepted", "no_signal")
+    ]
+    chosen = {row["group_id"]: row["num_rollouts"] for row in rows if row["kind"] == "picked"}
+    made = {row["group_id"]: row["num_rollouts"] for row in rows if row["kind"] != "picked"}
+    return {
+        "code": target.ended(),
+        "findings": found.findings,
+        "are_several": len(set(made.values())) > 1,
+        "num_of_another_size": sum(chosen[name] != size for name, size in made.items() if name in chosen),
+        "has_some": sum(name in chosen for name in made) > 5,
+    }
+
+
+def decoded(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log, up to where a kill has torn it."""
+    rows: list[dict[str, Any]] = []
+    with pa.ipc.open_stream(path) as reader, suppress(pa.ArrowInvalid, OSError, EOFError):
+        for batch in reader:
+            rows += batch.to_pylist()
+    return rows
+
+
 SCENES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "C23": a_sampler_dies_while_it_takes_weights,
     "C34": six_steps_with_a_kill_after_the_third,
     "uses": further_uses_and_old_rollouts_through_kills,
+    "sizes": groups_of_several_sizes_through_kills,
 }
 
 

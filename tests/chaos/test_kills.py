@@ -76,3 +76,9 @@ def test_report_c34_a_resume_in_the_middle_makes_every_step_that_is_missing(
 @pytest.mark.slow
 def test_kills_of_a_run_with_further_uses_and_old_rollouts_lose_nothing(scenes: dict[str, dict[str, Any]]) -> None:
     assert scenes["uses"] == {"code": 0, "findings": [], "was_reused": True}
+
+
+@pytest.mark.slow
+def test_kills_of_a_run_with_groups_of_several_sizes_lose_nothing(scenes: dict[str, dict[str, Any]]) -> None:
+    found = {"code": 0, "findings": [], "are_several": True, "num_of_another_size": 0, "has_some": True}
+    assert scenes["sizes"] == found

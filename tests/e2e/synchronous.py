@@ -54,7 +54,6 @@ class Loop:
             self.learner,
             config.algo,
             config.learner,
-            group_size=sampler.group_size,
             max_new_tokens=sampler.max_new_tokens,
         )
         self.signal, self.lineage = SignalWatch(), Lineage()
@@ -125,7 +124,7 @@ class Loop:
         for pick in self.curation.next(ids):
             self.picks[pick.group_id] = pick.problem.problem_id
             ticket = self.ticket(pick.group_id)
-            requests = make_requests(ticket, self.prompts.token_ids(pick.problem), self.config)
+            requests = make_requests(ticket, self.prompts.token_ids(pick.problem), self.config, pick.group_size)
             under_way[pick.group_id] = GroupInProgress(ticket, pick.problem, requests, time.time())
             for request in requests:
                 self.sampler.add(request)

@@ -150,6 +150,9 @@ def test_variants_change_one_choice_each_and_keep_the_rollouts_of_a_step() -> No
         "group_size-4": {"sampler.group_size": "4", "stream.groups_per_step": "64"},
         "group_size-16": {"sampler.group_size": "16", "stream.groups_per_step": "16"},
     }
+    # Beside a run in which the curator chooses, those of one size have just that.
+    chosen = config(sampler={"group_size": 8}, stream={"groups_per_step": 32}, curator={"group_sizes": [4, 8]})
+    assert dict(variants_of(chosen, ["group_size"]))["group_size-4"]["curator.group_sizes"] == "[]"
 
 
 @pytest.mark.parametrize("preset", ["grpo", "dapo", "dr_grpo", "gspo", "ppo"])

@@ -52,7 +52,7 @@ def engine(model_dir: Path, process_group: None) -> Iterator[LearnerEngine]:
 
 
 def step_of(engine: LearnerEngine, learner: Learner = LEARNER) -> TrainStep:
-    return TrainStep(engine, PPO, learner, group_size=4, max_new_tokens=8, critic=engine.critic)
+    return TrainStep(engine, PPO, learner, max_new_tokens=8, critic=engine.critic)
 
 
 def values_of(engine: LearnerEngine, ids: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ def recipe_of(**choices: Any) -> Recipe:
 
 def step_of(model: TableModel, critic: TableCritic | None, recipe: Recipe = PPO, **learner: Any) -> TrainStep:
     return TrainStep(
-        model, recipe, Learner(**({"learning_rate": 0.01, "warmup_steps": 0} | learner)), group_size=5,
+        model, recipe, Learner(**({"learning_rate": 0.01, "warmup_steps": 0} | learner)),
         max_new_tokens=MAX_NEW, critic=critic,
     )  # fmt: skip
 

@@ -62,7 +62,7 @@ def run(
     )  # fmt: skip
     guard.check_logprobs(batch)
     learner = Learner(learning_rate=rate, warmup_steps=0)
-    TrainStep(model, recipe, learner, group_size=4, max_new_tokens=8).run(batch, watch=guard.check_ratios)
+    TrainStep(model, recipe, learner, max_new_tokens=8).run(batch, watch=guard.check_ratios)
 
 
 def published(*checksums: str) -> Guard:
@@ -154,7 +154,7 @@ def test_a_step_without_a_trained_token_has_no_gaps_and_not_those_of_the_last_st
     assert guard.gaps is not None
     empty = TrainBatch(minibatches=(), num_groups=8, num_left_out=32)
     guard.check_logprobs(empty)
-    TrainStep(model, DECOUPLED, Learner(), group_size=4, max_new_tokens=8).run(empty, watch=guard.check_ratios)
+    TrainStep(model, DECOUPLED, Learner(), max_new_tokens=8).run(empty, watch=guard.check_ratios)
     assert guard.gaps is None
 
 

@@ -30,7 +30,7 @@ def recipe(place: str, **choices: Any) -> Recipe:
 
 
 def step_of(model: TableModel, of: Recipe) -> TrainStep:
-    return TrainStep(model, of, Learner(learning_rate=0.0), group_size=2, max_new_tokens=8)
+    return TrainStep(model, of, Learner(learning_rate=0.0), max_new_tokens=8)
 
 
 def log_ratios(group: RolloutGroup) -> list[list[float]]:

@@ -58,7 +58,7 @@ def engine(model_dir: Path, process_group: None) -> Iterator[LearnerEngine]:
 
 
 def step_of(engine: LearnerEngine, recipe: Recipe = ON_BEHAVIOR, learner: Learner = LEARNER) -> TrainStep:
-    return TrainStep(engine, recipe, learner, group_size=4, max_new_tokens=8)
+    return TrainStep(engine, recipe, learner, max_new_tokens=8)
 
 
 def batch_of(step: TrainStep, groups: list[RolloutGroup], **settings: Any) -> TrainBatch:

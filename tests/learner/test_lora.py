@@ -81,7 +81,7 @@ def engine(model_dir: Path, process_group: None) -> Iterator[LearnerEngine]:
 
 
 def step_of(engine: LearnerEngine, recipe: Recipe = HELD, **settings: Any) -> TrainStep:
-    return TrainStep(engine, recipe, LEARNER, group_size=4, max_new_tokens=8, **settings)
+    return TrainStep(engine, recipe, LEARNER, max_new_tokens=8, **settings)
 
 
 def trained(engine: LearnerEngine, seeds: tuple[int, ...], recipe: Recipe = HELD) -> list[dict[str, Any]]:
@@ -288,7 +288,7 @@ def test_an_adapter_that_saves_memory_trains_as_one_that_does_not(
     for settings in ({}, saving):
         learner = LEARNER.model_copy(update={"zero_stage": zero_stage, "microbatch_tokens": 110, **settings})
         other = learner_engine(model_dir, learner=learner, recipe=HELD, **SETTINGS)
-        step, losses = TrainStep(other, HELD, learner, group_size=4, max_new_tokens=8), []
+        step, losses = TrainStep(other, HELD, learner, max_new_tokens=8), []
         for seed in range(3):
             batch = make_train_batch(
                 make_random_groups(6, 4, VOCAB, seed), step.advantages, vocab_size=VOCAB, microbatch_tokens=110,
@@ -342,7 +342,7 @@ def adapter_of_world(crew: Crew, model_dir: Path, folder: Path, zero_stage: Any)
     """Two steps on this rank's share, a checkpoint, and what rank 0 publishes and exports; the others take part."""
     learner = LEARNER.model_copy(update={"zero_stage": zero_stage, "num_ranks": crew.num_ranks})
     engine = learner_engine(model_dir, learner=learner, recipe=HELD, **SETTINGS)
-    step = TrainStep(engine, HELD, learner, group_size=4, max_new_tokens=8, ranks=crew)
+    step = TrainStep(engine, HELD, learner, max_new_tokens=8, ranks=crew)
     losses = []
     for seed in (0, 1):
         batch = make_train_batch(

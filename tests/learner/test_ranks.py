@@ -71,7 +71,7 @@ def _trained(ranks: Ranks, rank: int, preset: str, changes: dict[str, Any]) -> R
     recipe = Recipe.model_validate(PRESETS[preset].recipe.model_dump() | changes)
     model = RankedTable(ranks)
     learner = Learner(learning_rate=0.1, num_minibatches=2, num_epochs=2)
-    step = TrainStep(model, recipe, learner, group_size=5, max_new_tokens=9, ranks=ranks)
+    step = TrainStep(model, recipe, learner, max_new_tokens=9, ranks=ranks)
     metrics: dict[str, Any] = {}
     for seed in (1, 2):
         groups = step.rewarded(

@@ -53,7 +53,7 @@ def trained(ranks: Ranks, rank: int, model_dir: str, settings: dict[str, Any]) -
         Path(model_dir), learner=learner, recipe=RECIPE, dtype="float32",
         distribution=Distribution(temperature=0.8), seed=0,
     )  # fmt: skip
-    step = TrainStep(engine, RECIPE, learner, group_size=4, max_new_tokens=8, ranks=ranks)
+    step = TrainStep(engine, RECIPE, learner, max_new_tokens=8, ranks=ranks)
     losses = []
     for seed in range(3):
         batch = make_train_batch(

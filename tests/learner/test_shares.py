@@ -89,7 +89,7 @@ def test_an_empty_microbatch_changes_neither_gradient_nor_metrics(random_groups:
     padded = shares(batch_padded(batch), 1)[0]
     for given_batch in (batch, padded):
         model = TableModel(VOCAB)
-        step = TrainStep(model, recipe, Learner(learning_rate=0.1, num_epochs=2), group_size=4, max_new_tokens=9)
+        step = TrainStep(model, recipe, Learner(learning_rate=0.1, num_epochs=2), max_new_tokens=9)
         metrics = step.run(given_batch)
         results.append((metrics | {"seconds": 0}, model.gradients, model.num_backward))
     (metrics, gradients, num_backward), (others, other_gradients, other_num) = results
@@ -104,7 +104,8 @@ def batch_padded(batch: TrainBatch) -> TrainBatch:
         minibatches=tuple(
             type(m)(
                 microbatches=(*m.microbatches, empty_microbatch(0)), num_groups=m.num_groups,
-                num_problems=m.num_problems, num_sequences=m.num_sequences, num_tokens=m.num_tokens,
+                num_rollouts=m.num_rollouts, num_problems=m.num_problems, num_sequences=m.num_sequences,
+                num_tokens=m.num_tokens,
             )
             for m in batch.minibatches
         ),

@@ -143,7 +143,7 @@ def test_the_gradient_of_position_advantages_equals_the_oracle() -> None:
     chosen, model = recipe(step_rewards="position", step_weight=2.0, outcome_weight=0.5), TableModel(VOCAB)
     group = stepped_group()
     batch = make_train_batch([group], AdvantageMaker(chosen), vocab_size=VOCAB, microbatch_tokens=1000)
-    metrics = TrainStep(model, chosen, Learner(learning_rate=0.0), group_size=2, max_new_tokens=8).run(batch)
+    metrics = TrainStep(model, chosen, Learner(learning_rate=0.0), max_new_tokens=8).run(batch)
     # As in the test above: outcome 0.25 and -0.25, tokens on top.
     advantages = [[0.25, 0.25, -0.75, -0.75], [-0.25, 0.75, 0.75]]
     value, gradient = slow_gradient(chosen, group, advantages)

@@ -62,7 +62,7 @@ def batch_of(
 
 def step_of(model: TableModel, recipe: Recipe, **learner: Any) -> TrainStep:
     return TrainStep(
-        model, recipe, Learner(**({"learning_rate": 0.0, "warmup_steps": 0} | learner)), group_size=5,
+        model, recipe, Learner(**({"learning_rate": 0.0, "warmup_steps": 0} | learner)),
         max_new_tokens=MAX_NEW,
     )  # fmt: skip
 
@@ -111,13 +111,50 @@ def test_the_gradients_of_two_ranks_add_up_to_that_of_one(preset: str, aggregati
     assert torch.allclose(total, gradient, rtol=1e-12, atol=1e-12 * float(gradient.abs().max()))
 
 
+def unequal_groups(*sizes: int) -> list[RolloutGroup]:
+    """Groups of so many rollouts, the first and the last of each of which differ."""
+    rng = np.random.default_rng(8)
+    groups = []
+    for number, size in enumerate(sizes):
+        responses = [rng.integers(0, VOCAB, int(rng.integers(1, 30))).tolist() for _ in range(size)]
+        rollouts = [
+            make_rollout([1, 2], response, float(i == 0), [-math.log(VOCAB)] * len(response))
+            for i, response in enumerate(responses)
+        ]
+        groups.append(make_group(f"g{number}", rollouts))
+    return groups
+
+
+def test_groups_of_unequal_sizes_have_one_denominator_by_what_was_sampled() -> None:
+    groups = unequal_groups(2, 5, 3, 4)
+    num_tokens = sum(rollout.num_target_tokens for group in groups for rollout in group.rollouts)
+    losses, gradients = {}, {}
+    for aggregation in AGGREGATIONS:
+        recipe = Recipe.model_validate(PRESETS["grpo"].recipe.model_dump() | {"aggregation": aggregation})
+        for budget in (WHOLE, 1):
+            model = TableModel(VOCAB)
+            batch = batch_of(recipe, groups, budget)
+            losses[aggregation, budget] = step_of(model, recipe).run(batch)["loss"]
+            gradients[aggregation, budget] = model.gradients[0]
+        whole, cut = (gradients[aggregation, budget] for budget in (WHOLE, 1))
+        assert torch.allclose(cut, whole, rtol=1e-12, atol=1e-12 * float(whole.abs().max()))
+        assert losses[aggregation, 1] == pytest.approx(losses[aggregation, WHOLE], rel=1e-12)
+    # `tokens` and `constant` sum the same over tokens, and divide by these or by 2 + 5 + 3 + 4 rollouts at their limit.
+    in_sum = gradients["tokens", WHOLE] * num_tokens
+    assert torch.allclose(in_sum, gradients["constant", WHOLE] * (14 * MAX_NEW), rtol=1e-12)
+    # Each of two updates counts its own: of the first and third group, and of the second and fourth.
+    two = batch_of(recipe, groups, num_minibatches=2)
+    assert [minibatch.num_rollouts for minibatch in two.minibatches] == [2 + 3, 5 + 4]
+    assert [minibatch.num_sequences for minibatch in two.minibatches] == [2 + 3, 5 + 4]
+
+
 def rank(
     recipe: Recipe, minibatch: Minibatch, part: Sequence[Microbatch], bound: float | None
 ) -> tuple[float, torch.Tensor]:
     """Loss and gradient of the microbatches of one rank, with the counts of all."""
     model, total = TableModel(VOCAB), 0.0
     counts = BatchCounts(
-        minibatch.num_tokens, minibatch.num_sequences, minibatch.num_problems, minibatch.num_groups * 5 * MAX_NEW
+        minibatch.num_tokens, minibatch.num_sequences, minibatch.num_problems, minibatch.num_rollouts * MAX_NEW
     )
     for microbatch in part:
         tensors = tensors_of(microbatch, model.device)

@@ -89,6 +89,7 @@ def test_thousands_of_samplers_are_planned_for(config: str) -> None:
         ((*GIVEN, "--steps", "10001"), "equal to 10000"),
         ((*GIVEN, "--samplers", "100001"), "equal to 100000"),
         ((*GIVEN, "--set", "stream.max_uses=2"), "stream.max_uses = 2: the model leaves this out"),
+        ((*GIVEN, "--set", "curator.group_sizes=[4,8]"), "curator.group_sizes = (4, 8): the model leaves this out"),
     ],
 )
 def test_bad_input_is_one_error_that_says_what_would_be_right(

@@ -66,6 +66,10 @@ class Outside:
 
     blocks: list[list[Ticket]] = field(default_factory=list)
     answers: dict[str, str] = field(default_factory=dict)
+    group_sizes: dict[str, int] = field(default_factory=dict)
+    """Of picks, where they say one."""
+    noted_sizes: dict[str, int] = field(default_factory=dict)
+    """What the buffer was told of them."""
     verifiers: dict[str, str] = field(default_factory=dict)
     asked: list[dict[str, Any]] = field(default_factory=list)
     groups: list[RolloutGroup] = field(default_factory=list)
@@ -112,6 +116,7 @@ class Outside:
             elif kind == "tickets":
                 self.asked.append(dict(fields))
                 self.problems |= fields["problems"]
+                self.noted_sizes |= fields["group_sizes"]
                 self.held.append(request)
                 self._give_held()
             elif kind == "heartbeat":
@@ -161,7 +166,9 @@ class Outside:
                 self.curator.reply(request, "picks", body=[body])
 
     def _pick(self, group_id: str) -> Pick:
-        return Pick(group_id=group_id, problem=self._problem(group_id), probability=0.5, expected_signal=0.5)
+        size = self.group_sizes.get(group_id, 0)
+        problem = self._problem(group_id)
+        return Pick(group_id=group_id, problem=problem, probability=0.5, expected_signal=0.5, group_size=size)
 
     def _problem(self, group_id: str) -> Problem:
         answer, verifier = self.answers.get(group_id, "42"), self.verifiers.get(group_id, "exact")

@@ -90,6 +90,13 @@ def test_what_has_ended_is_not_sampled_again_and_what_has_not_goes_on_from_its_t
     assert done.rollouts[0].reward == REWARD
 
 
+def test_a_group_goes_on_with_as_many_rollouts_as_it_was_begun_with() -> None:
+    prefix = so_far(begun(3), *(sampled(index, [20], EndReason.PARTIAL) for index in range(3)))
+    # Whatever the configuration has others begin with.
+    group = continued_group(AGAIN, PROBLEM, prefix, config(group_size=2, max_new_tokens=6))
+    assert (group.size, len(group.unfinished)) == (3, 3)
+
+
 def test_a_rollout_without_a_token_begins_by_its_own_seed() -> None:
     group = go_on(so_far(begun(2), *(sampled(index, [], EndReason.PARTIAL) for index in (0, 1))))
     assert group.unfinished == begun(2).unfinished

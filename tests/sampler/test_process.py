@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,42 @@ def test_a_group_goes_from_ticket_to_buffer_scored(outside: Outside, tmp_path: P
     assert status["idle_s"]["buffer"] > 0
     assert status["tokens_paused"] == pytest.approx(12 / status["busy_s"] * status["apply_s"])
     assert unknown({"event": "status", "part": "sampler-0", **status}) == []
+
+
+SIZES = {"curator": {"group_sizes": [2, 3, 5]}}
+
+
+def test_a_group_has_as_many_rollouts_as_its_pick_says(outside: Outside, tmp_path: Path) -> None:
+    outside.blocks = [[ticket(name) for name in ("g0", "g1", "g2", "g3")]]
+    # 4 is no size of the configuration whose hash the group would carry, and of g3 nothing is said.
+    outside.group_sizes = {"g0": 5, "g1": 3, "g2": 4}
+    outside.answers = {"g1": "too long"}
+    publish(tmp_path / "weights", 0)
+    Running(outside, tmp_path, FakeEngine(num_slots=8), **SIZES).until(
+        lambda: len(outside.groups) == 4 and len(outside.problems) == 4
+    )
+    assert {group.group_id: len(group.rollouts) for group in outside.groups} == {"g0": 5, "g1": 3, "g2": 2, "g3": 2}
+    assert outside.noted_sizes == {"g0": 5, "g1": 3, "g2": 2, "g3": 2}
+    seeds = [rollout.seed for group in outside.groups if group.group_id == "g0" for rollout in group.rollouts]
+    assert len(set(seeds)) == 5
+
+
+def test_a_ticket_that_is_issued_again_has_the_size_that_was_chosen_for_it(outside: Outside, tmp_path: Path) -> None:
+    again = {"problem_id": "of-g0", "group_size": 3}
+    outside.blocks = [[replace(ticket("g0", epoch=1), **again), replace(ticket("g1", epoch=1), problem_id="of-g1")]]
+    publish(tmp_path / "weights", 0)
+    Running(outside, tmp_path, FakeEngine(num_slots=8), **SIZES).until(lambda: len(outside.groups) == 2)
+    assert outside.picked == []
+    assert {group.group_id: len(group.rollouts) for group in outside.groups} == {"g0": 3, "g1": 2}
+
+
+def test_tickets_are_asked_for_as_if_all_groups_were_of_the_largest_size(outside: Outside, tmp_path: Path) -> None:
+    publish(tmp_path / "weights", 0)
+    outside.blocks, outside.group_sizes = [[ticket("g0"), ticket("g1")]], {"g0": 5, "g1": 2}
+    long = {"max_new_tokens": 200, "max_num_seqs": 20}
+    Running(outside, tmp_path, Slow(num_slots=20), sampler=long, **SIZES).until(lambda: len(outside.asked) >= 2)
+    # 20 slots hold 4 groups of 5; with 7 of them taken 2 groups of 5 are left.
+    assert [asked["num_wanted"] for asked in outside.asked[:2]] == [4 + 2, 2 + 2]
 
 
 def test_it_asks_for_what_fits_the_free_slots_and_two_groups_ahead(outside: Outside, tmp_path: Path) -> None:

@@ -146,6 +146,10 @@ def test_the_configuration_hash_changes_with_the_meaning_and_with_nothing_else()
         config_hash(config(), "tok", "exact=2"),
     ]
     assert len({base, *others}) == 6
+    several = parse({"model": {"path": "m"}, "curator": {"group_sizes": [4, 8]}}, "test")
+    assert config_hash(several, "tok", "exact=1") != config_hash(
+        parse({"model": {"path": "m"}}, "test"), "tok", "exact=1"
+    )
     # Its first part is of sampling alone: what differs in rewards only can be scored again.
     assert [sampling_part(other) == sampling_part(base) for other in others] == [False] * 4 + [True]
 
