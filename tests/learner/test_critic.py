@@ -20,6 +20,7 @@ from stream_grpo.errors import CheckpointError
 from stream_grpo.learner.batching import make_train_batch
 from stream_grpo.learner.critic import FOLDER, ValueNet
 from stream_grpo.learner.first_pass import tensors_of
+from stream_grpo.learner.forward import Targets
 from stream_grpo.learner.train_step import TrainStep
 from tests.learner.conftest import learner_engine
 from tests.learner.test_learner_engine import SETTINGS, VOCAB, Groups, digest
@@ -57,7 +58,7 @@ def step_of(engine: LearnerEngine, learner: Learner = LEARNER) -> TrainStep:
 
 def values_of(engine: LearnerEngine, ids: torch.Tensor) -> torch.Tensor:
     assert engine.critic is not None
-    return engine.critic.values(ids, ids.shape[1]).detach()
+    return engine.critic.values(Targets(ids, ids.shape[1])).detach()
 
 
 @pytest.mark.parametrize(("zero_stage", "recomputes"), [(0, False), (1, False), (2, False), (1, True)])
@@ -107,7 +108,7 @@ def test_the_critic_starts_at_0_and_leaves_the_policys_weights_alone(
     assert not values_of(fresh, torch.arange(12)[None]).any()
     assert fresh.critic is not None
     before = digest(fresh)
-    loss = fresh.critic.values(torch.arange(12)[None], 12).sub(1.0).square().mean()
+    loss = fresh.critic.values(Targets(torch.arange(12)[None], 12)).sub(1.0).square().mean()
     fresh.critic.backward(loss)
     assert fresh.critic.update(1e-2) > 0
     assert digest(fresh) == before

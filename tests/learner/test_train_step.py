@@ -319,7 +319,7 @@ def test_tokens_that_the_learner_holds_impossible_are_told_with_a_loss_that_is_n
     random_groups: Groups,
 ) -> None:
     class Barred(TableModel):
-        """The grammar of the learner bars the first trained token."""
+        """The learner bars the first trained token."""
 
         def logprobs(self, targets: Targets, *, entropy: Entropy = "none") -> tuple[torch.Tensor, torch.Tensor]:
             logprobs, entropy_BK = super().logprobs(targets, entropy=entropy)
@@ -332,7 +332,7 @@ def test_tokens_that_the_learner_holds_impossible_are_told_with_a_loss_that_is_n
     batch = batch_of(recipe, random_groups(1, 4, VOCAB, 1))
     batch.minibatches[0].microbatches[0].advantages_B[0] = np.nan
     num_tokens = batch.minibatches[0].num_tokens
-    with pytest.raises(FloatingPointError, match=f"gives 1 of {num_tokens} trained tokens no .* in their grammar"):
+    with pytest.raises(FloatingPointError, match=f"gives 1 of {num_tokens} trained tokens no probability .* in top_p"):
         step_of(model, recipe).run(batch)
     assert model.gradients == []
 
