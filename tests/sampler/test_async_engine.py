@@ -35,8 +35,9 @@ PROMPT = (0, 5, 9, 11)
 
 
 def engine_processes(pid: int | None = None) -> list[psutil.Process]:
-    """Descendants of a process, but for Python's own helper that outlives all it was started for."""
+    """Descendants of a process that run, but for Python's own helper that outlives all it was started for."""
     children = psutil.Process(pid).children(recursive=True)
+    children = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
 
 
