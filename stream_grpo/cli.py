@@ -53,9 +53,11 @@ def train(
     console = Console()
     with _errors(console):
         config = _load(file, resume, overrides or [])
+        from stream_grpo.parts_sampler import check_environment
         from stream_grpo.rewards.named import check_named
 
         check_named(config.rewards)
+        check_environment(config)
         if dry_run:
             print(config_file.to_toml(config), end="")
             for note in config_file.missing_files(config):

@@ -114,6 +114,13 @@ def with_environment(config: Config, engine: Engine, prompts: Prompts) -> Engine
     return TrajectoryEngine(engine, pool, Observations(config), prompts.decode, settings, grammar(config))
 
 
+def check_environment(config: Config) -> None:
+    """Raises ConfigError for an environment that is not there, and for options that a built-in one does not take."""
+    from stream_grpo.environments.loading import check_named
+
+    check_named(config.environment.name, config.environment.options, [str(config.rewards.function_dir)])
+
+
 def grammar(config: Config) -> str | None:
     """What the actions of this run keep to; None where they are free. Raises ConfigError where there is no grammar."""
     settings = config.environment

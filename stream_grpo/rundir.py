@@ -38,6 +38,7 @@ from stream_grpo.lifetime import wait_for_parts
 from stream_grpo.model_folder import model_config, unusable, vocab_size
 from stream_grpo.parts import check_learner
 from stream_grpo.parts_common import GUARDS_FILE, HELDOUT_FILE, INTERVAL_HELDOUT_FILE
+from stream_grpo.parts_sampler import check_environment
 from stream_grpo.rewards.environment import NAME as OF_ENVIRONMENT
 from stream_grpo.rewards.scoring import asked_verifiers, check_scores_alone, check_verifiers
 from stream_grpo.run_manifest import make_manifest, resumed_manifest
@@ -64,6 +65,7 @@ def prepare(config: Config, *, resume: bool, say: Callable[[str], None]) -> Conf
         raise _taken(config)
     prompts = load_prompts(config)
     check_learner(config)
+    check_environment(config)
     if resume:
         _take_up(config, prompts, say)
         return config

@@ -116,6 +116,15 @@ def test_the_commands_that_only_show_load_no_heavy_library() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_dry_run_refuses_an_environment_that_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    tree = {"model": {"path": str(tmp_path), "max_length_tokens": 1024}, "environment": {"name": "recrods"}}
+    file.write_text(to_toml(parse(tree, "test")))
+    shown = call("train", file, "--dry-run")
+    assert shown.exit_code == 2
+    assert "no environment is called 'recrods'" in shown.output
+
+
 def test_a_dry_run_refuses_a_grammar_that_the_model_cannot_write(tmp_path: Path) -> None:
     new_model().save_pretrained(tmp_path / "model")
     new_tokenizer().save_pretrained(tmp_path / "model")

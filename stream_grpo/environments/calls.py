@@ -62,6 +62,9 @@ class CallFormat:
         return [f"{self.open}{json.dumps(body, separators=(',', ':'))}{self.close}" for body in bodies]
 
     def __post_init__(self) -> None:
+        for name, mark in {"open": self.open, "close": self.close}.items():
+            if not isinstance(mark, str):
+                raise ValueError(f"{name} = {mark!r}: expected a text, the mark of a call")
         if not self.open or not self.close:
             raise ValueError("open and close are the marks of a call: neither can be empty")
         if self.body not in ("json", "plain"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,26 @@ def load(name: str, options: Mapping[str, Any]) -> Factory:
         return load_adapter(name.removeprefix(VERIFIERS), options)
     _require_built_in(name)
     return partial(BUILT_IN[name][0], **options)
+
+
+def check_named(name: str | None, options: Mapping[str, Any], paths: Sequence[str] = ()) -> None:
+    """Refuse an environment that is not there, and options that a built-in one does not take. Imports no user's code.
+
+    Raises ConfigError.
+    """
+    if name is None:
+        return
+    version_of(name, paths)
+    if name not in BUILT_IN:
+        return
+    made_by = BUILT_IN[name][0]
+    known = list(inspect.signature(made_by).parameters)[1:]
+    if unknown := sorted(options.keys() - known):
+        raise ConfigError(f"environment.options: {name} has no {unknown[0]!r}; it takes {', '.join(known)}")
+    try:
+        made_by.call_format(**options)
+    except ValueError as error:
+        raise ConfigError(f"environment.options: {error}") from error
 
 
 def grammar_of(name: str, options: Mapping[str, Any], paths: Sequence[str] = ()) -> str:

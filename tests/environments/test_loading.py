@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stream_grpo.environments.loading import grammar_of
+from stream_grpo.environments.loading import check_named, grammar_of
 from stream_grpo.errors import ConfigError
 
 WORLDS = "python:tests.environments.worlds"
@@ -83,3 +84,26 @@ def test_a_users_module_that_cannot_be_imported_is_named(tmp_path: Path, text: s
         ConfigError, match=rf"environment 'python:{name}.Mine': its module cannot be imported: {reason}"
     ):
         grammar_of(f"python:{name}.Mine", {}, [str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("recrods", {}, "no environment is called 'recrods'; known: calculator, records,"),
+        ("records", {"opn": "{"}, "environment.options: records has no 'opn'; it takes open, close, body"),
+        ("records", {"open": 3}, "environment.options: open = 3: expected a text"),
+        ("calculator", {"close": ""}, "environment.options: open and close are the marks of a call"),
+        ("calculator", {"body": "xml"}, "environment.options: body = 'xml': expected 'json' or 'plain'"),
+        ("python:no.such", {}, "there is no module 'no'"),
+    ],
+)
+def test_a_name_or_an_option_that_cannot_be_is_refused(name: str, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check_named(name, options)
+
+
+def test_what_can_be_passes_and_no_users_code_is_run(tmp_path: Path) -> None:
+    check_named(None, {"open": 3})
+    check_named("calculator", {"time_limit_s": 1.0, "allow_weaker_sandbox": True})
+    (tmp_path / "raises.py").write_text("raise SystemExit")
+    check_named("python:raises.Anything", {"open": 3}, [str(tmp_path)])
